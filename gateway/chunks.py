@@ -1,0 +1,153 @@
+"""OpenAI's answer shapes: SSE chunks and whole bodies. Pure; what a chunk has in common with its neighbours is built
+once.
+
+A durable event carries `id: <request>:<index>`, index being the next token after it: what a resume asks for.
+"""
+
+import json
+import time
+from dataclasses import asdict
+from json.encoder import encode_basestring_ascii
+from typing import Any, Literal
+
+from schemas.errors import HeadraceError
+from schemas.events import Failed, Finished, Terminal, Tokens, Usage
+from schemas.timeline import Timeline
+
+Kind = Literal["chat", "completion"]
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keepalive\n\n"
+
+_PREFIX: dict[Kind, str] = {"chat": "chatcmpl-", "completion": "cmpl-"}
+_OBJECT: dict[Kind, str] = {"chat": "chat.completion.chunk", "completion": "text_completion"}
+
+
+class Chunks:
+    """The SSE events of one answer, as bytes. include_usage adds a last chunk with the counted tokens."""
+
+    def __init__(self, kind: Kind, request: str, model: str, include_usage: bool, timings: bool) -> None:
+        self._kind = kind
+        self._request = request
+        self._include_usage = include_usage
+        self._timings = timings
+        self._base: dict[str, Any] = {
+            "id": _PREFIX[kind] + request,
+            "object": _OBJECT[kind],
+            "created": int(time.time()),
+            "model": model,
+        }
+        # Splitting an encoded chunk at a text that no client can send keeps the one shape in _choice.
+        mark = "\x00"
+        whole = json.dumps(self._body([self._choice(mark, None)]))
+        before, after = whole.split(json.dumps(mark))
+        self._before = f'\ndata: {before}'
+        self._after = f"{after}\n\n"
+        self._id = f"id: {request}:"
+
+    def opening(self) -> bytes:
+        """The role chunk of a chat; a text completion has none."""
+        if self._kind == "completion":
+            return b""
+        choice = {
+            "index": 0,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return _event(self._body([choice]))
+
+    def tokens(self, tokens: Tokens) -> bytes:
+        """The chunk of these tokens; b"" when they bring no text."""
+        text = tokens.text
+        if not text:
+            return b""
+        end = tokens.index + len(tokens.ids)
+        return f"{self._id}{end}{self._before}{encode_basestring_ascii(text)}{self._after}".encode("ascii")
+
+    def ending(self, finished: Finished) -> bytes:
+        """The finish chunk, the usage chunk if it was asked for, and [DONE]; our part rides in the last chunk."""
+        part = headrace_part(self._request, finished, self._timings)
+        finish = self._body([self._choice("", finished.reason)])
+        parts = [f"{self._id}{finished.index}\n".encode("ascii")]
+        if self._include_usage:
+            usage = self._base | {"choices": [], "usage": usage_body(finished.usage)}
+            parts += [_event(finish), _event(usage | part)]
+        else:
+            parts += [_event(finish | part)]
+        return b"".join((*parts, DONE))
+
+    def error(self, failed: Failed) -> bytes:
+        """An error after the status line went out, in band, and [DONE]."""
+        error = HeadraceError(failed.code, failed.message, failed.param)
+        return _event(error_body(error) | headrace_part(self._request, failed, self._timings)) + DONE
+
+    def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = {"usage": None} if self._include_usage else {}
+        return self._base | {"choices": choices} | usage
+
+    def _choice(self, text: str, reason: str | None) -> dict[str, Any]:
+        if self._kind == "completion":
+            return {"text": text, "index": 0, "logprobs": None, "finish_reason": reason}
+        delta = {} if reason else {"content": text}
+        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def whole_body(kind: Kind, request: str, model: str, text: str, finished: Finished, timings: bool) -> dict[str, Any]:
+    """The body of an answer that is not streamed."""
+    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finished.reason}
+    if kind == "chat":
+        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+    else:
+        choice["text"] = text
+    body = {
+        "id": _PREFIX[kind] + request,
+        "object": "chat.completion" if kind == "chat" else "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [choice],
+        "usage": usage_body(finished.usage),
+    }
+    return body | headrace_part(request, finished, timings)
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """Counted tokens as OpenAI names them."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def error_body(error: HeadraceError) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
+    return {
+        "error": {"message": error.message, "type": error.meaning.kind, "param": error.param, "code": error.code}
+    }
+
+
+def headrace_part(request: str, terminal: Terminal, timings: bool) -> dict[str, Any]:
+    """{"headrace": ...} when there is anything to say beyond OpenAI's fields, else {}."""
+    part: dict[str, Any] = {}
+    if isinstance(terminal, Finished) and terminal.passages:
+        part["passages"] = [asdict(passage) for passage in terminal.passages]
+    if terminal.verdicts:
+        part["verdicts"] = [asdict(verdict) for verdict in terminal.verdicts]
+    if timings:
+        part["timings"] = timings_body(terminal.timeline)
+    return {"headrace": {"request": request} | part} if part else {}
+
+
+def timings_body(timeline: Timeline) -> dict[str, Any]:
+    """Milliseconds with three decimals (whole microseconds): the spans sum to the total."""
+    spans = timeline.spans_us()
+    return {
+        "total_ms": sum(spans.values()) / 1000,
+        "spans_ms": {name: spent / 1000 for name, spent in spans.items()},
+    }
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(body)}\n\n".encode("ascii")

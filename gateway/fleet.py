@@ -1,0 +1,102 @@
+"""Who is there: the workers that said so lately. It decides whether a request could be served at all, before it is
+queued.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from runtime.bus import Bus, Message, Subscription
+from schemas import subjects
+from schemas.codec import CodecError
+from schemas.envelope import Envelope
+from schemas.errors import HeadraceError
+from schemas.limits import PRESENCE_TIMEOUT_S
+from schemas.presence import ModelCard, Presence
+from schemas.subjects import Stage
+
+log = structlog.get_logger()
+
+MODELS_SEEN_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    presence: Presence
+    at: float  # the loop's time
+
+
+class Fleet:
+    """The registry of workers, kept by their broadcasts. A silent worker is gone after PRESENCE_TIMEOUT_S."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._models_seen: set[str] = set()
+        self._subscription: Subscription | None = None
+
+    async def open(self) -> None:
+        """Listens to broadcasts and calls the roll."""
+        self._subscription = await self._bus.subscribe(subjects.ALIVE_ALL, self._on_presence)
+        await self._bus.publish(subjects.ROLLCALL, b"")
+
+    async def close(self) -> None:
+        """Stops listening."""
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+
+    async def _on_presence(self, message: Message) -> None:
+        try:
+            presence = Presence.decode(message.data)
+        except CodecError as error:
+            log.warning("presence_undecodable", error=str(error))
+            return
+        self._seen[presence.stage, presence.worker] = _Seen(presence, asyncio.get_running_loop().time())
+        if presence.model is not None and len(self._models_seen) < MODELS_SEEN_MAX:
+            self._models_seen.add(presence.model.id)
+
+    def alive(self) -> list[Presence]:
+        """Every worker that is there, ready or not."""
+        oldest = asyncio.get_running_loop().time() - PRESENCE_TIMEOUT_S
+        self._seen = {key: seen for key, seen in self._seen.items() if seen.at >= oldest}
+        return [seen.presence for seen in self._seen.values()]
+
+    def models(self) -> list[ModelCard]:
+        """The models that live engines serve, by id; of engines that differ, the smallest context."""
+        cards: dict[str, ModelCard] = {}
+        for presence in self.alive():
+            card = presence.model
+            if card is not None and (card.id not in cards or card.context_tokens < cards[card.id].context_tokens):
+                cards[card.id] = card
+        return [cards[name] for name in sorted(cards)]
+
+    def missing(self, stages: tuple[Stage, ...], model: str | None = None) -> dict[Stage, str]:
+        """Stages without a live, ready worker (for the engine: one with that model), each with the reason."""
+        alive = self.alive()
+        return {stage: reason for stage in stages if (reason := _lack(alive, stage, model)) is not None}
+
+    def check(self, envelope: Envelope) -> None:
+        """HeadraceError model_not_found or stage_unavailable when the envelope could not be served now."""
+        known = [card.id for card in self.models()]
+        if known and envelope.model not in known and envelope.model not in self._models_seen:
+            message = f"no engine serves the model {envelope.model!r}; there are: {', '.join(known)}"
+            raise HeadraceError("model_not_found", message, "model")
+        stages: tuple[Stage, ...] = (*envelope.slip, "guard") if envelope.rails.guards_output else envelope.slip
+        missing = self.missing(stages, envelope.model)
+        if missing:
+            reasons = "; ".join(f"{stage}: {reason}" for stage, reason in missing.items())
+            raise HeadraceError("stage_unavailable", f"this request cannot be served now: {reasons}")
+
+
+def _lack(alive: list[Presence], stage: Stage, model: str | None) -> str | None:
+    """Why the stage cannot take work; None when it can."""
+    workers = [presence for presence in alive if presence.stage == stage]
+    if stage == "engine" and model is not None:
+        workers = [presence for presence in workers if presence.model is not None and presence.model.id == model]
+    if any(presence.ready for presence in workers):
+        return None
+    named = f" with the model {model}" if stage == "engine" and model is not None else ""
+    if not workers:
+        return f"no worker is alive{named}"
+    return f"no worker{named} is ready ({workers[0].reason or 'it does not say why'})"

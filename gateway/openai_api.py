@@ -1,0 +1,145 @@
+"""POST /v1/chat/completions and /v1/completions, GET /v1/models: OpenAI's shapes over an Answer.
+
+The status line waits for the first piece, keepalive_s at most: a request that fails before its first token gets a
+proper HTTP status. After that the stream is open, a silence is bridged by comments, and an error comes in band. A
+client that goes away is noticed in both modes.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from gateway.admission import Door
+from gateway.answer import Answer, Piece
+from gateway.auth import authenticate
+from gateway.bodies import loads, read_body
+from gateway.chunks import KEEPALIVE, Chunks, Kind, headrace_part, whole_body
+from gateway.responses import EventStream, JsonResponse, error_response, request_id
+from schemas.errors import HeadraceError
+from schemas.events import Failed, Finished, Tokens
+from schemas.requests import ChatCompletionRequest, CompletionRequest, parse
+
+Asked = ChatCompletionRequest | CompletionRequest
+
+MODELS: dict[Kind, type[ChatCompletionRequest] | type[CompletionRequest]] = {
+    "chat": ChatCompletionRequest,
+    "completion": CompletionRequest,
+}
+
+
+async def chat_completions(request: Request) -> Response:
+    """POST /v1/chat/completions."""
+    return await _complete(request, "chat")
+
+
+async def completions(request: Request) -> Response:
+    """POST /v1/completions."""
+    return await _complete(request, "completion")
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models: what live engines serve."""
+    authenticate(request.headers)
+    door: Door = request.app.state.door
+    cards = [
+        {
+            "id": card.id,
+            "object": "model",
+            "created": 0,
+            "owned_by": "headrace",
+            "max_model_len": card.context_tokens,
+            "precision": card.precision,
+        }
+        for card in door.fleet.models()
+    ]
+    return JsonResponse({"object": "list", "data": cards})
+
+
+async def _complete(request: Request, kind: Kind) -> Response:
+    door: Door = request.app.state.door
+    arrived_us = door.bus.clock.now_us()
+    principal = authenticate(request.headers)
+    body = await read_body(request.stream(), request.headers.get("content-length"))
+    asked: Asked = parse(MODELS[kind], loads(body))
+    answer = await door.admit(asked, principal, request_id(request), arrived_us)
+    watch = watch_client(request.receive, answer)
+    try:
+        if asked.stream:
+            return await _streamed(door, asked, kind, answer, watch)
+        return await _whole(asked, kind, answer)
+    finally:
+        if not asked.stream:
+            watch.cancel()
+            await answer.close()
+
+
+def watch_client(receive: Receive, answer: Answer) -> asyncio.Task[None]:
+    """Notices that the client goes away, and tells the answer."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        answer.disconnected()
+
+    return asyncio.create_task(watch(), name="watch-client")
+
+
+async def _whole(asked: Asked, kind: Kind, answer: Answer) -> Response:
+    texts: list[str] = []
+    while True:
+        for piece in await answer.next(60.0):
+            if isinstance(piece, Tokens):
+                texts += piece.texts
+            elif isinstance(piece, Finished):
+                timings = asked.headrace.timings
+                return JsonResponse(whole_body(kind, answer.request, asked.model, "".join(texts), piece, timings))
+            else:
+                return failure(answer, piece)
+
+
+def failure(answer: Answer, failed: Failed) -> Response:
+    """An end without an answer, before anything was sent."""
+    error = HeadraceError(failed.code, failed.message, failed.param)
+    return error_response(error, headrace_part(answer.request, failed, answer.record.timings))
+
+
+async def _streamed(door: Door, asked: Asked, kind: Kind, answer: Answer, watch: asyncio.Task[None]) -> Response:
+    async def close() -> None:
+        watch.cancel()
+        await answer.close()
+
+    keepalive_s = door.settings.keepalive_s
+    try:
+        first = await answer.next(keepalive_s)
+    except BaseException:
+        await close()
+        raise
+    if first and isinstance(first[0], Failed):
+        await close()
+        return failure(answer, first[0])
+    include_usage = asked.stream_options is not None and asked.stream_options.include_usage
+    chunks = Chunks(kind, answer.request, asked.model, include_usage, asked.headrace.timings)
+    return EventStream(_events(answer, chunks, first, keepalive_s), close)
+
+
+async def _events(answer: Answer, chunks: Chunks, first: list[Piece], keepalive_s: float) -> AsyncIterator[bytes]:
+    """SSE bytes: what came together goes out together."""
+    pieces = first
+    opening = chunks.opening()
+    while True:
+        parts = [opening] if pieces else [opening, KEEPALIVE]
+        opening = b""
+        for piece in pieces:
+            if isinstance(piece, Tokens):
+                parts.append(chunks.tokens(piece))
+            else:
+                parts.append(chunks.ending(piece) if isinstance(piece, Finished) else chunks.error(piece))
+                yield b"".join(parts)
+                return
+        part = b"".join(parts)
+        if part:
+            yield part
+        pieces = await answer.next(keepalive_s)

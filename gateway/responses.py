@@ -1,0 +1,106 @@
+"""HTTP answers that are not OpenAI's: errors in OpenAI's shape, the event stream, and the guard around every route.
+
+Every route goes through guarded(): a typed error becomes its status, anything else is ours: logged, and answered 500.
+"""
+
+import json
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.admission import Door
+from gateway.chunks import error_body
+from schemas.errors import HeadraceError
+from schemas.subjects import new_request_id
+
+log = structlog.get_logger()
+
+RETRY_AFTER_S = {"overloaded": "1", "stage_unavailable": "2", "shutting_down": "2", "queue_timeout": "2"}
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class JsonResponse(Response):
+    """A JSON body."""
+
+    def __init__(self, body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> None:
+        super().__init__(json.dumps(body).encode(), status, headers, "application/json")
+
+
+def error_response(error: HeadraceError, part: dict[str, Any] | None = None) -> JsonResponse:
+    """A typed error as an HTTP answer; part is our `headrace` part, if there is any."""
+    retry = RETRY_AFTER_S.get(error.code)
+    headers = {"Retry-After": retry} if retry else None
+    return JsonResponse(error_body(error) | (part or {}), error.meaning.status, headers)
+
+
+class EventStream(Response):
+    """Server-sent events, sent as they come. close is awaited however the stream ends."""
+
+    def __init__(self, parts: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, "text/event-stream")
+        del self.headers["content-length"]
+        self._parts = parts
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends headers, every part, and the end."""
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for part in self._parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:  # the client is gone; whoever watches it has cancelled the request
+            log.debug("stream_unsent")
+        finally:
+            await self._close()
+
+
+def request_id(request: Request) -> str:
+    """The id that this call's request gets if it is accepted; X-Request-Id of every answer."""
+    found: str = request.state.request_id
+    return found
+
+
+def guarded(route: str, endpoint: Endpoint) -> Endpoint:
+    """The endpoint with its errors typed, its status counted, and X-Request-Id on its answer."""
+
+    async def call(request: Request) -> Response:
+        request.state.request_id = new_request_id()
+        response = await _answered(endpoint, request)
+        response.headers.setdefault("X-Request-Id", request_id(request))
+        door: Door = request.app.state.door
+        door.metrics.requests.labels(route, str(response.status_code)).inc()
+        return response
+
+    return call
+
+
+async def _answered(endpoint: Endpoint, request: Request) -> Response:
+    try:
+        return await endpoint(request)
+    except HeadraceError as error:
+        return error_response(error)
+    except ClientDisconnect:
+        return error_response(HeadraceError("cancelled", "the client went away"))
+    except Exception:
+        log.error("unexpected", request=request_id(request), path=request.url.path, error=traceback.format_exc())
+        return error_response(HeadraceError("internal", "the gateway failed; the request's id leads to its log line"))
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """What the router refuses (404, 405), in OpenAI's shape."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        message = f"{request.method} is not allowed here; allowed: {allowed}"
+        response = error_response(HeadraceError("method_not_allowed", message))
+        response.headers["Allow"] = allowed
+        return response
+    return error_response(HeadraceError("not_found", f"there is nothing at {request.url.path[:200]}"))

@@ -1,0 +1,1 @@
+"""What every process stands on: settings, the bus, the stage loop, clocks and logs. Imports only schemas."""

@@ -1,0 +1,104 @@
+"""What happens to one delivered work item: decided here, without I/O, and nowhere else.
+
+    arrival             condition                       actions
+    ─────────           ─────────────────────────       ─────────────────────────────────────────────
+    arrive()            attempt > ATTEMPTS_MAX          Bury, Answer attempts_exhausted, Acknowledge
+                        request was cancelled           Answer cancelled, Acknowledge
+                        deadline has passed             Answer deadline_exceeded, Acknowledge
+                        otherwise                       (none: work on it)
+    settle(outcome)     Done                            Acknowledge
+                        Failed, client or busy          Answer, Acknowledge
+                        Failed, fault, attempts left    GiveBack after a backoff
+                        Failed, fault, last attempt     Bury, Answer attempts_exhausted, Acknowledge
+                        HandedBack (drain)              GiveBack at once
+
+Acknowledge always comes last: a crash before it brings the item back, and every action before it is idempotent.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from schemas.errors import HeadraceError
+from schemas.limits import ATTEMPTS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The results are published and confirmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The work ended in a typed error."""
+
+    error: HeadraceError
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBack:
+    """The worker stops before the work is done."""
+
+
+Outcome = Done | Broken | HandedBack
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Publish the terminal Failed event."""
+
+    error: HeadraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Put the input with its cause on the dead-letter subject."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """The item is settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """The item goes back to its queue and comes again after delay_s."""
+
+    delay_s: float
+
+
+Action = Answer | Bury | Acknowledge | GiveBack
+
+
+def arrive(attempt: int, cancelled: bool, expired: bool) -> tuple[Action, ...]:
+    """Actions on an item that was just delivered; none means that it is to be worked on."""
+    if attempt > ATTEMPTS_MAX:
+        return _exhausted(f"every holder died or lost its lease; {ATTEMPTS_MAX} attempts were made")
+    if cancelled:
+        return (Answer(HeadraceError("cancelled", "the request was cancelled")), Acknowledge())
+    if expired:
+        return (Answer(HeadraceError("deadline_exceeded", "the deadline passed in a queue")), Acknowledge())
+    return ()
+
+
+def settle(outcome: Outcome, attempt: int) -> tuple[Action, ...]:
+    """Actions after the work, whatever became of it."""
+    match outcome:
+        case Done():
+            return (Acknowledge(),)
+        case HandedBack():
+            return (GiveBack(0.0),)
+        case Broken(error) if error.meaning.whose != "fault":
+            return (Answer(error), Acknowledge())
+        case Broken(error) if attempt >= ATTEMPTS_MAX:
+            return _exhausted(f"{error.code}: {error.message}")
+        case Broken():
+            return (GiveBack(min(8.0, 0.1 * 4.0 ** (attempt - 1))),)
+        case _:
+            assert_never(outcome)
+
+
+def _exhausted(cause: str) -> tuple[Action, ...]:
+    error = HeadraceError("attempts_exhausted", f"the request failed {ATTEMPTS_MAX} times; the last cause: {cause}")
+    return (Bury(cause), Answer(error), Acknowledge())

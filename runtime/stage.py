@@ -1,0 +1,300 @@
+"""The loop that every worker runs: take work under a lease, keep the lease, settle it, whatever happens.
+
+It knows nothing of what a stage does: a handler gets a Work and returns when its results are published and confirmed. It asks
+the broker only for what the stage has room for, so the backlog stays with the broker and movable.
+
+Drain, in order: stop taking; keep the leases; wait until the held work is done or the drain time is over; hand back the rest.
+"""
+
+import asyncio
+import os
+import secrets
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from runtime import delivery as deliveries
+from runtime.bus import Bus, BusError, Delivery, Message, Puller
+from runtime.clock import Clock
+from runtime.delivery import Acknowledge, Answer, Broken, Bury, Done, GiveBack, HandedBack
+from runtime.presence import Beacon
+from runtime.settings import Settings
+from schemas import codec, events, limits, subjects
+from schemas.codec import CodecError
+from schemas.envelope import Envelope
+from schemas.errors import HeadraceError
+from schemas.events import Usage
+from schemas.presence import Presence
+from schemas.subjects import Stage
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Work:
+    """One request in this stage's hands. epoch is the attempt; the handler keeps index and usage true for a failure's sake."""
+
+    envelope: Envelope
+    epoch: int
+    index: int = 0
+    usage: Usage | None = None
+
+    @property
+    def request(self) -> str:
+        """The request's id."""
+        return self.envelope.request
+
+
+Handler = Callable[[Work], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One durable consumer to take from; room tells how many more items it may hold at this moment."""
+
+    subject: str
+    consumer: str
+    room: Callable[[], int]
+
+
+@dataclass(slots=True)
+class _Held:
+    delivery: Delivery
+    work: Work
+    task: asyncio.Task[None] | None = None
+    working: bool = False  # the handler has it: only then may the task be cancelled
+    ending: HeadraceError | None = None  # why the loop itself ends the work
+
+    def end(self, error: HeadraceError) -> None:
+        """Ends the work with this error; before the handler has it, the error waits there."""
+        if self.ending is None:
+            self.ending = error
+            self.take_away()
+
+    def take_away(self) -> None:
+        """Stops the handler, if it has the work."""
+        if self.working and self.task is not None:
+            self.task.cancel()
+
+
+class StageLoop:
+    """Runs one stage of one process.
+
+    ends_on gives the subject of the terminal event when the work fails: hr.reply, or hr.raw where a guard listens.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        stage: Stage,
+        lanes: Callable[["StageLoop"], list[Lane]],
+        handler: Handler,
+        ends_on: Callable[[Envelope], str] = lambda envelope: subjects.reply(envelope.request),
+    ) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._stage = stage
+        self._lanes = lanes(self)
+        self._handler = handler
+        self._ends_on = ends_on
+        self._held: dict[int, _Held] = {}  # by sequence in the work stream
+        self._room = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+
+    @property
+    def held(self) -> int:
+        """Requests in this stage's hands."""
+        return len(self._held)
+
+    def room_changed(self) -> None:
+        """Tells the loop that a lane may take more."""
+        self._room.set()
+
+    async def run(self, stop: asyncio.Event, drain_s: float) -> None:
+        """Works until stop is set, then drains within drain_s."""
+        listening = await self._bus.subscribe(subjects.CANCEL_ALL, self._on_cancel)
+        pullers = [
+            (lane, await self._bus.pull(lane.subject, lane.consumer, self._on_delivery, self._room.set))
+            for lane in self._lanes
+        ]
+        beating = asyncio.create_task(self._beat(), name=f"{self._stage}-beat")
+        try:
+            await self._take(pullers, stop)
+            await self._drain([puller for _, puller in pullers], drain_s)
+        finally:
+            beating.cancel()
+            await listening.unsubscribe()
+
+    async def _take(self, pullers: list[tuple[Lane, Puller]], stop: asyncio.Event) -> None:
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                self._room.clear()
+                for lane, puller in pullers:
+                    await puller.ask(lane.room() - puller.outstanding)
+                waiting = asyncio.create_task(self._room.wait())
+                await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+        finally:
+            stopping.cancel()
+
+    async def _drain(self, pullers: list[Puller], drain_s: float) -> None:
+        self._draining = True
+        for puller in pullers:
+            await puller.close()
+        log.info("drain", stage=self._stage, held=self.held, seconds=drain_s)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=drain_s)
+        for held in list(self._held.values()):
+            held.take_away()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=limits.ACK_WAIT_S)
+        await self._bus.flush()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(limits.BEAT_S)
+            for held in list(self._held.values()):
+                await held.delivery.beat()
+
+    async def _on_cancel(self, message: Message) -> None:
+        only = message.data.decode(errors="replace")  # a cancel may be meant for one stage alone
+        if only and only != self._stage:
+            return
+        request = subjects.last_token(message.subject)
+        for held in self._held.values():
+            if held.work.request == request:
+                held.end(HeadraceError("cancelled", "the request was cancelled"))
+
+    async def _on_delivery(self, delivery: Delivery) -> None:
+        task = asyncio.create_task(self._process(delivery), name=f"{self._stage}-{delivery.sequence}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _process(self, delivery: Delivery) -> None:
+        """One delivery from arrival to settlement."""
+        received_us = self._clock.now_us()
+        try:
+            envelope = Envelope.decode(delivery.data)
+        except CodecError as error:
+            log.error("undecodable", stage=self._stage, error=str(error))
+            await self._bury(delivery, str(error))
+            await delivery.ack()
+            return
+        timeline = envelope.timeline.mark(f"{self._stage}.queue", received_us)
+        work = Work(envelope.model_copy(update={"timeline": timeline}), delivery.attempt)
+        previous = self._held.get(delivery.sequence)
+        if previous is not None:  # our own lease ran out while we were held up, and the item came back to us
+            log.warning("lease_lost", stage=self._stage, request=work.request)
+            return
+        held = _Held(delivery, work, asyncio.current_task())
+        self._held[delivery.sequence] = held
+        try:
+            await self._work_and_settle(held, received_us)
+        finally:
+            del self._held[delivery.sequence]
+            self._room.set()
+
+    async def _work_and_settle(self, held: _Held, received_us: int) -> None:
+        envelope = held.work.envelope
+        try:
+            cancelled = await self._bus.is_cancelled(envelope.request)
+            actions = deliveries.arrive(held.delivery.attempt, cancelled, received_us >= envelope.deadline_us)
+            if not actions:
+                outcome = await self._attempt(held)
+                actions = deliveries.settle(outcome, held.delivery.attempt)
+            await self._carry_out(held, actions)
+        except BusError as error:
+            # Nothing is settled: the lease runs out and the item comes again, here or elsewhere.
+            log.warning("unsettled", stage=self._stage, request=envelope.request, error=str(error))
+
+    async def _attempt(self, held: _Held) -> deliveries.Outcome:
+        work = held.work
+        remaining_s = (work.envelope.deadline_us - self._clock.now_us()) / 1e6
+        timer = asyncio.get_running_loop().call_later(
+            max(0.0, remaining_s), held.end, HeadraceError("deadline_exceeded", "the deadline passed")
+        )
+        try:
+            held.working = True
+            if held.ending is not None:  # cancelled while we looked for its mark
+                return Broken(held.ending)
+            await self._handler(work)
+            return Done()
+        except HeadraceError as error:
+            return Broken(error)
+        except BusError:
+            raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            while task is not None and task.cancelling():
+                task.uncancel()
+            return Broken(held.ending) if held.ending else HandedBack()
+        except Exception as error:
+            log.error("handler", stage=self._stage, request=work.request, error=traceback.format_exc())
+            return Broken(HeadraceError("internal", f"the {self._stage} stage failed: {type(error).__name__}"))
+        finally:
+            held.working = False
+            timer.cancel()
+
+    async def _carry_out(self, held: _Held, actions: tuple[deliveries.Action, ...]) -> None:
+        for action in actions:
+            match action:
+                case Answer(error):
+                    await self._answer(held.work, error)
+                case Bury(cause):
+                    await self._bury(held.delivery, cause)
+                case Acknowledge():
+                    await held.delivery.ack()
+                case GiveBack(delay_s):
+                    log.info("given_back", stage=self._stage, request=held.work.request, delay_s=delay_s)
+                    await held.delivery.nak(delay_s)
+
+    async def _answer(self, work: Work, error: HeadraceError) -> None:
+        timeline = work.envelope.timeline.mark(f"{self._stage}.work", self._clock.now_us())
+        event = events.Failed(
+            work.epoch, work.index, error.code, error.message, timeline, error.param, work.usage, work.envelope.verdicts
+        )
+        subject = self._ends_on(work.envelope)
+        await self._bus.publish_confirmed(subject, events.encode(event), f"{work.request}:end")
+        log.info("failed", stage=self._stage, request=work.request, code=error.code, epoch=work.epoch)
+
+    async def _bury(self, delivery: Delivery, cause: str) -> None:
+        letter = codec.pack({"stage": self._stage, "cause": cause, "attempt": delivery.attempt, "input": delivery.data})
+        message_id = f"dead:{self._stage}:{delivery.sequence}"
+        await self._bus.publish_confirmed(subjects.dead(self._stage), letter, message_id)
+        log.error("dead_letter", stage=self._stage, cause=cause)
+
+
+def simple_lane(stage: Stage, loop: StageLoop, slots: int) -> Lane:
+    """The one lane of a stage that is not divided by model or class."""
+    return Lane(subjects.work(stage), subjects.work_consumer(stage), lambda: slots - loop.held)
+
+
+async def serve_stage(stage: Stage, loop: StageLoop, settings: Settings, bus: Bus, stop: asyncio.Event) -> None:
+    """Runs a stage that is ready as soon as it takes work, with its beacon, until it is drained."""
+    worker = worker_name()
+
+    def snapshot() -> Presence:
+        stopping = stop.is_set()
+        return Presence(
+            stage=stage,
+            worker=worker,
+            ready=not stopping,
+            reason="stopping" if stopping else "",
+            slots=settings.worker_slots,
+            running=loop.held,
+        )
+
+    beacon = Beacon(bus, snapshot)
+    await beacon.start()
+    await loop.run(stop, settings.drain_s)
+    await beacon.stop()
+
+
+def worker_name() -> str:
+    """A name for this process that no other has."""
+    return f"{os.getpid()}-{secrets.token_hex(4)}"

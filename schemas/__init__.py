@@ -1,0 +1,1 @@
+"""What crosses a process boundary: envelopes, events, subjects, limits and errors. Imports nothing of ours."""

@@ -1,0 +1,172 @@
+"""What a request's subject carries: Tokens, then exactly one terminal event, Finished or Failed.
+
+index counts the request's tokens from 0, over all attempts; epoch is the attempt that the event belongs to. ids and texts are
+aligned: texts[i] is the text that token index + i brought to an end (a token that ends inside a character brings ""). On
+hr.reply an id is None where a rail changed the token's text: the id would tell what the rail took out.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, assert_never
+
+from schemas import codec
+from schemas.codec import CodecError
+from schemas.timeline import Timeline
+
+Reason = Literal["stop", "length", "content_filter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens counted for one request; cached_tokens of the prompt came from the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One retrieved passage as the prompt numbered it (from 1)."""
+
+    number: int
+    source: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rail found: rule in where (input or output), what was done, how often."""
+
+    rule: str
+    where: Literal["input", "output"]
+    action: Literal["redact", "block"]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens [index, index + len(ids)) of a request."""
+
+    epoch: int
+    index: int
+    ids: tuple[int | None, ...]
+    texts: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.ids) != len(self.texts):
+            raise ValueError(f"{len(self.ids)} ids and {len(self.texts)} texts")
+
+    @property
+    def end(self) -> int:
+        """The index after the last token."""
+        return self.index + len(self.ids)
+
+    @property
+    def text(self) -> str:
+        """The text of all tokens of the event."""
+        return "".join(self.texts)
+
+    def since(self, index: int) -> "Tokens":
+        """The part of the event from index on."""
+        skip = max(0, index - self.index)
+        return Tokens(self.epoch, self.index + skip, self.ids[skip:], self.texts[skip:]) if skip else self
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is whole: index tokens were emitted."""
+
+    epoch: int
+    index: int
+    reason: Reason
+    usage: Usage
+    timeline: Timeline
+    passages: tuple[Passage, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ends without a whole answer: index tokens were emitted before."""
+
+    epoch: int
+    index: int
+    code: str
+    message: str
+    timeline: Timeline
+    param: str | None = None
+    usage: Usage | None = None
+    verdicts: tuple[Verdict, ...] = field(default=())
+
+
+Event = Tokens | Finished | Failed
+Terminal = Finished | Failed
+
+
+def encode(event: Event) -> bytes:
+    """One event as bytes for the broker."""
+    match event:
+        case Tokens():
+            return codec.pack({"t": "tokens", "e": event.epoch, "i": event.index, "ids": event.ids, "texts": event.texts})
+        case Finished():
+            return codec.pack(
+                {
+                    "t": "finished",
+                    "e": event.epoch,
+                    "i": event.index,
+                    "reason": event.reason,
+                    "usage": _usage_to_wire(event.usage),
+                    "timeline": event.timeline.to_wire(),
+                    "passages": [[p.number, p.source, p.text, p.score] for p in event.passages],
+                    "verdicts": _verdicts_to_wire(event.verdicts),
+                }
+            )
+        case Failed():
+            return codec.pack(
+                {
+                    "t": "failed",
+                    "e": event.epoch,
+                    "i": event.index,
+                    "code": event.code,
+                    "message": event.message,
+                    "param": event.param,
+                    "usage": _usage_to_wire(event.usage) if event.usage else None,
+                    "timeline": event.timeline.to_wire(),
+                    "verdicts": _verdicts_to_wire(event.verdicts),
+                }
+            )
+        case _:
+            assert_never(event)
+
+
+def decode(data: bytes) -> Event:
+    """The event in these bytes; CodecError when they hold none."""
+    wire = codec.unpack(data)
+    try:
+        return _from_wire(wire)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CodecError(f"not an event: {error!r}") from error
+
+
+def _from_wire(wire: dict[str, Any]) -> Event:
+    kind, epoch, index = wire["t"], int(wire["e"]), int(wire["i"])
+    if kind == "tokens":
+        return Tokens(epoch, index, tuple(wire["ids"]), tuple(wire["texts"]))
+    timeline = Timeline.from_wire(wire["timeline"])
+    verdicts = tuple(Verdict(*v) for v in wire["verdicts"])
+    if kind == "finished":
+        passages = tuple(Passage(*p) for p in wire["passages"])
+        return Finished(epoch, index, wire["reason"], Usage(*wire["usage"]), timeline, passages, verdicts)
+    if kind == "failed":
+        usage = Usage(*wire["usage"]) if wire["usage"] else None
+        return Failed(epoch, index, wire["code"], wire["message"], timeline, wire["param"], usage, verdicts)
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def _usage_to_wire(usage: Usage) -> list[int]:
+    return [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
+
+
+def _verdicts_to_wire(verdicts: tuple[Verdict, ...]) -> list[list[object]]:
+    return [[v.rule, v.where, v.action, v.count] for v in verdicts]

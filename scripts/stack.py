@@ -1,0 +1,128 @@
+"""The embedded stack: a broker and one process of each kind, supervised.
+
+A child that dies is started again after a backoff; what it held goes on elsewhere or in its successor. Stopping has an order:
+the gateway first (it finishes its clients' streams, which needs the workers), then the workers, the broker last.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.nats_bus import backoff_s
+from runtime.settings import PREFIX, Settings
+from scripts import broker
+
+WORKERS = ("guardrail", "retrieval", "engine")
+STEADY_S = 30.0  # a child that lived this long starts with no failures counted
+
+
+@dataclass(slots=True)
+class Child:
+    """One supervised process."""
+
+    name: str
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    failures: int = 0
+    start_at_s: float = field(default=0.0)
+
+
+class Stack:
+    """Starts, supervises and stops the processes. Not thread-safe: one thread calls start, tend and stop."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.home = settings.home
+        self.port = settings.port or broker.free_port()
+        nats_port = broker.free_port()
+        self.nats_url = f"nats://127.0.0.1:{nats_port}"
+        self._log_folder = self.home / "logs"
+        self._log_folder.mkdir(parents=True, exist_ok=True)
+        configuration = broker.write_configuration(self.home, nats_port, settings.broker_memory_mb)
+        own = settings.model_copy(update={"nats_url": self.nats_url, "port": self.port})
+        self._environment = os.environ | own.environment() | {PREFIX + "NATS_URL": self.nats_url}
+        python = [sys.executable, "-m", "scripts.cli"]
+        self.children = [
+            Child("nats", [str(broker.binary()), "-c", str(configuration)]),
+            *(Child(f"worker-{kind}", [*python, "worker", kind]) for kind in WORKERS),
+            Child("gateway", [*python, "gateway"]),
+        ]
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def log_of(self, name: str) -> Path:
+        """The file that a child's output goes to."""
+        return self._log_folder / f"{name}.log"
+
+    def start(self) -> None:
+        """Starts every process; returns at once."""
+        for child in self.children:
+            self._start(child)
+
+    def tend(self) -> None:
+        """Starts again what has died; to be called a few times a second."""
+        now = time.monotonic()
+        for child in self.children:
+            if child.process is not None and child.process.poll() is not None:
+                self._note_death(child, now)
+            if child.process is None and now >= child.start_at_s:
+                self._start(child)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name, of those that live."""
+        return {child.name: child.process.pid for child in self.children if child.process is not None}
+
+    def stop(self, patience_s: float) -> None:
+        """Stops everything in order, each kind within patience_s, then by force."""
+        order = [["gateway"], [f"worker-{kind}" for kind in WORKERS], ["nats"]]
+        for names in order:
+            running = [c.process for c in self.children if c.name in names and c.process is not None]
+            for process in running:
+                process.send_signal(signal.SIGTERM)
+            give_up = time.monotonic() + patience_s
+            for process in running:
+                try:
+                    process.wait(max(0.1, give_up - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def _start(self, child: Child) -> None:
+        with open(self.log_of(child.name), "ab") as log:
+            child.process = subprocess.Popen(
+                child.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C is ours to pass on, in order
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        child.started_s = time.monotonic()
+
+    def _note_death(self, child: Child, now: float) -> None:
+        assert child.process is not None
+        child.failures = 1 if now - child.started_s > STEADY_S else child.failures + 1
+        child.start_at_s = now + backoff_s(child.failures, base=0.2, most=10.0)
+        self._say(f"{child.name} ended with status {child.process.returncode}; {self._last_line(child.name)}")
+        child.process = None
+
+    def _last_line(self, name: str) -> str:
+        lines = self.log_of(name).read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def _die_with_parent() -> None:
+    """Asks the kernel to end this child when the supervisor is killed: no orphan keeps the broker's store open."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

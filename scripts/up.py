@@ -1,0 +1,154 @@
+"""headrace up: everything on one machine, by one command."""
+
+import fcntl
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+from runtime import model_files
+from runtime.settings import Settings
+from scripts.stack import Stack
+
+READY_PATIENCE_S = 180.0
+
+
+class UpError(Exception):
+    """The stack cannot be started; the message says why in one line."""
+
+
+def say(line: str) -> None:
+    """Progress goes to stderr: stdout is for answers."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def serve(settings: Settings) -> int:
+    """Starts the stack, prints its URLs, and serves until SIGINT or SIGTERM."""
+    try:
+        with _running(settings) as stack:
+            _announce(stack)
+            while not _stop.asked:
+                stack.tend()
+                time.sleep(0.2)
+            say("stopping (streams in flight are finished first)")
+    except UpError as error:
+        say(f"headrace up: {error}")
+        return 1
+    return 0
+
+
+def answer_once(settings: Settings, prompt: str) -> int:
+    """Answers one prompt on stdout: by the stack that runs on this home, else by one started for it."""
+    from scripts.chat import stream_answer
+
+    running = running_url(settings.home)
+    if running is not None:
+        return stream_answer(running, [{"role": "user", "content": prompt}])
+    try:
+        with _running(settings.model_copy(update={"port": 0})) as stack:
+            return stream_answer(stack.url, [{"role": "user", "content": prompt}])
+    except UpError as error:
+        say(f"headrace up: {error}")
+        return 1
+
+
+def running_url(home: Path) -> str | None:
+    """The gateway's URL of the stack that holds this home, if one does."""
+    lock_path, state_path = home / "lock", home / "run.json"
+    if not lock_path.exists() or not state_path.exists():
+        return None
+    with open(lock_path, "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            url: str = json.loads(state_path.read_text())["url"]
+            return url
+    return None
+
+
+class _Stop:
+    """Set by the first SIGINT or SIGTERM."""
+
+    asked = False
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler."""
+        self.asked = True
+
+
+_stop = _Stop()
+
+
+@contextmanager
+def _running(settings: Settings) -> Iterator[Stack]:
+    """A stack that is ready, stopped at the end whatever happens."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, _stop.ask)
+    settings.home.mkdir(parents=True, exist_ok=True)
+    with open(settings.home / "lock", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UpError(f"another headrace runs on {settings.home}; set HEADRACE_HOME to another folder") from None
+        if settings.model_path is None:
+            model_files.ensure(model_files.CHAT, say, settings.models)
+        model_files.ensure(model_files.EMBEDDER, say, settings.models)
+        stack = Stack(settings, say)
+        stack.start()
+        state = settings.home / "run.json"
+        try:
+            _wait_ready(stack)
+            state.write_text(json.dumps({"url": stack.url, "nats_url": stack.nats_url, "pids": stack.pids()}))
+            yield stack
+        finally:
+            state.unlink(missing_ok=True)
+            stack.stop(settings.drain_s + 5)
+
+
+def _wait_ready(stack: Stack) -> None:
+    """Waits until the gateway can serve, saying what is still missing; UpError when a child cannot start."""
+    give_up = time.monotonic() + READY_PATIENCE_S
+    shown = ""
+    while not _stop.asked:
+        stack.tend()
+        _fail_on_broken_child(stack)
+        missing = _missing(stack.url)
+        if not missing:
+            return
+        line = "starting: waiting for " + ", ".join(missing)
+        if line != shown:
+            say(line)
+            shown = line
+        if time.monotonic() > give_up:
+            raise UpError(f"not ready after {READY_PATIENCE_S:.0f} s; logs are in {stack.home / 'logs'}")
+        time.sleep(0.1)
+    raise UpError("stopped before it was ready")
+
+
+def _fail_on_broken_child(stack: Stack) -> None:
+    for child in stack.children:
+        if child.failures >= 3:
+            raise UpError(f"{child.name} does not start; its log is {stack.log_of(child.name)}")
+
+
+def _missing(url: str) -> list[str]:
+    try:
+        answer = httpx.get(url + "/readyz", timeout=2.0)
+        return [] if answer.status_code == 200 else list(answer.json().get("missing", ["the gateway"]))
+    except (httpx.HTTPError, ValueError):
+        return ["the gateway"]
+
+
+def _announce(stack: Stack) -> None:
+    say(f"headrace is ready at {stack.url}")
+    say(f"  playground   {stack.url}/")
+    say(f"  OpenAI API   {stack.url}/v1")
+    say(f"  WebSocket    {stack.url.replace('http', 'ws')}/v1/ws")
+    say(f"  metrics      {stack.url}/metrics")
+    say("Ctrl-C stops it")

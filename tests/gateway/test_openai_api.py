@@ -1,0 +1,433 @@
+"""The OpenAI surface over a real broker: shapes, status lines, errors, and what a client's going means."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from runtime.bus import Delivery
+from runtime.nats_bus import NatsBus
+from schemas import subjects
+from schemas.envelope import ChatInput, Envelope
+from schemas.events import Verdict
+from schemas.subjects import STAGES
+from tests.gateway.conftest import running_gateway, settings, unready_gateway
+from tests.gateway.fake_engine import MODEL, FakeEngine, Job, tell, worker
+from tests.support.broker import NatsServer
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+HELLO: Any = [{"role": "user", "content": "hi"}]
+ASK: dict[str, Any] = {"model": MODEL, "messages": HELLO}
+
+
+def client_of(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=20)
+
+
+async def forever(job: Job) -> None:
+    """One token, then silence."""
+    await job.say("one")
+    await asyncio.Event().wait()
+
+
+async def silent(job: Job) -> None:
+    await asyncio.Event().wait()
+
+
+def data_of(text: str) -> list[Any]:
+    """The JSON of every data line but [DONE], which must be the last."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+async def test_the_openai_client_gets_the_same_text_streamed_and_not(gateway_url: str) -> None:
+    async with client_of(gateway_url) as client:
+        whole = await client.chat.completions.create(model=MODEL, messages=HELLO)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=HELLO, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert whole.choices[0].message.content == "Hello wörld"
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens) == (7, 4, 11)
+    assert whole.usage.prompt_tokens_details is not None
+    assert whole.usage.prompt_tokens_details.cached_tokens == 3
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello wörld"
+    assert [c.choices[0].finish_reason for c in chunks[:-1] if c.choices[0].finish_reason] == ["stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 11
+    assert {c.object for c in chunks} == {"chat.completion.chunk"}
+    assert len({c.id for c in chunks}) == 1
+
+
+async def test_text_completions_have_their_own_shapes(gateway_url: str) -> None:
+    async with client_of(gateway_url) as client:
+        whole = await client.completions.create(model=MODEL, prompt="Say")
+        chunks = [c async for c in await client.completions.create(model=MODEL, prompt=[1, 2, 3], stream=True)]
+    assert whole.object == "text_completion"
+    assert whole.choices[0].text == "Hello wörld"
+    assert "".join(c.choices[0].text for c in chunks) == "Hello wörld"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_models_are_what_live_engines_serve(gateway_url: str) -> None:
+    async with client_of(gateway_url) as client:
+        assert [model.id async for model in await client.models.list()] == [MODEL]
+
+
+async def test_a_stream_is_these_bytes(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/chat/completions", json=ASK | {"stream": True})
+    request = answer.headers["x-request-id"]
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = answer.text.split("\n\n")
+    assert [event.split("\n")[0] for event in events if event.startswith("id:")] == [
+        f"id: {request}:1",
+        f"id: {request}:2",
+        f"id: {request}:3",
+        f"id: {request}:4",
+    ]
+    chunks = data_of(answer.text)
+    for chunk in chunks:
+        assert (chunk["id"], chunk["object"], chunk["model"]) == (f"chatcmpl-{request}", "chat.completion.chunk", MODEL)
+    assert [chunk["choices"] for chunk in chunks] == [
+        [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
+        for delta, reason in [
+            ({"role": "assistant", "content": ""}, None),
+            ({"content": "Hel"}, None),
+            ({"content": "lo"}, None),
+            ({"content": " wörld"}, None),
+            ({}, "stop"),
+        ]
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_timings_are_contiguous_and_sum_to_the_total(http: httpx.AsyncClient, stream: bool) -> None:
+    body = ASK | {"stream": stream, "headrace": {"timings": True}}
+    answer = await http.post("/v1/chat/completions", json=body)
+    part = (data_of(answer.text)[-1] if stream else answer.json())["headrace"]
+    timings = part["timings"]
+    assert part["request"] == answer.headers["x-request-id"]
+    assert list(timings["spans_ms"]) == ["gateway.accept", "engine.queue", "engine.decode", "gateway.reply"]
+    microseconds = [round(spent * 1000) for spent in timings["spans_ms"].values()]
+    assert sum(microseconds) == round(timings["total_ms"] * 1000)
+    assert min(microseconds) >= 0
+
+
+async def test_nothing_is_said_when_there_is_nothing_to_say(http: httpx.AsyncClient) -> None:
+    assert "headrace" not in (await http.post("/v1/chat/completions", json=ASK)).json()
+
+
+async def test_a_rail_that_ends_the_answer_is_content_filter_with_its_verdict(
+    http: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    async def behave(job: Job) -> None:
+        await job.say("My key is ")
+        await job.finish("content_filter", (Verdict("aws-key", "output", "block", 1),))
+
+    engine.behave = behave
+    body = ASK | {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = data_of((await http.post("/v1/chat/completions", json=body)).text)
+    assert chunks[-2]["choices"][0]["finish_reason"] == "content_filter"
+    assert chunks[-1]["headrace"]["verdicts"] == [{"rule": "aws-key", "where": "output", "action": "block", "count": 1}]
+
+
+async def test_the_envelope_holds_the_request(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+    body = ASK | {
+        "seed": 11,
+        "max_completion_tokens": 5,
+        "stop": "END",
+        "top_k": -1,
+        "headrace": {"priority": "interactive", "deadline_ms": 5000},
+    }
+    body["messages"] = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    answer = await http.post("/v1/chat/completions", json=body)
+    envelope = engine.jobs[0].envelope
+    assert envelope.request == answer.headers["x-request-id"]
+    assert isinstance(envelope.input, ChatInput)
+    assert [(m.role, m.content) for m in envelope.input.messages] == [("system", "be brief"), ("user", "ab")]
+    assert (envelope.sampling.seed, envelope.sampling.max_tokens, envelope.sampling.top_k) == (11, 5, None)
+    assert envelope.sampling.stop == ("END",)
+    assert envelope.priority == "interactive"
+    assert envelope.deadline_us - envelope.timeline.start_us == 5_000_000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("context_length_exceeded", 400, "invalid_request_error"),
+        ("collection_not_found", 404, "invalid_request_error"),
+        ("deadline_exceeded", 504, "timeout"),
+        ("attempts_exhausted", 500, "server_error"),
+    ],
+)
+async def test_a_failure_before_the_first_token_is_a_status(
+    http: httpx.AsyncClient, engine: FakeEngine, code: str, status: int, kind: str, stream: bool
+) -> None:
+    engine.behave = lambda job: job.fail(code)
+    answer = await http.post("/v1/chat/completions", json=ASK | {"stream": stream})
+    assert answer.status_code == status
+    assert answer.json()["error"] == {"message": "it went wrong", "type": kind, "param": None, "code": code}
+
+
+async def test_a_failure_after_a_token_comes_in_band(gateway_url: str, engine: FakeEngine) -> None:
+    async def behave(job: Job) -> None:
+        await job.say("one")
+        # The stream must be open before the failure: it is, once the token is in the log and the client has read it.
+        await told.wait()
+        await job.fail("attempts_exhausted")
+
+    told = asyncio.Event()
+    engine.behave = behave
+    async with client_of(gateway_url) as client:
+        stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+
+        async def read() -> None:
+            async for _ in stream:
+                told.set()
+
+        with pytest.raises(openai.APIError, match="it went wrong") as caught:
+            await read()
+    assert caught.value.code == "attempts_exhausted"
+
+
+async def test_a_silent_stream_is_kept_alive_by_comments(
+    broker: NatsServer, bus: NatsBus, engine: FakeEngine
+) -> None:
+    silence = asyncio.Event()
+
+    async def behave(job: Job) -> None:
+        await silence.wait()
+        await job.say("late")
+        await job.finish()
+
+    engine.behave = behave
+    async with running_gateway(settings(broker, keepalive_s=0.05), bus) as url, httpx.AsyncClient() as client:
+        async with client.stream("POST", url + "/v1/chat/completions", json=ASK | {"stream": True}) as answer:
+            assert answer.status_code == 200
+            text = ""
+            async for part in answer.aiter_text():
+                text += part
+                if text.count(": keepalive") >= 2:
+                    silence.set()
+    assert text.index('"role"') < text.index("late") < text.index("[DONE]")
+    assert text.index(": keepalive\n\n") < text.index("late")
+
+
+@pytest.mark.parametrize("behave", [forever, silent])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_cancels_its_request(
+    gateway_url: str, engine: FakeEngine, bus: NatsBus, stream: bool, behave: Any
+) -> None:
+    engine.behave = behave
+    async with httpx.AsyncClient(base_url=gateway_url) as client:
+        asking = asyncio.create_task(_read(client, ASK | {"stream": stream}))
+        await until(lambda: bool(engine.jobs), "the engine has the request")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    request = engine.jobs[0].envelope.request
+    await until(lambda: engine.cancelled == [request], "the cancel broadcast")
+    assert await bus.is_cancelled(request)
+
+
+async def _read(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        async for _ in answer.aiter_text():
+            pass
+
+
+async def test_a_request_to_keep_outlives_its_client(gateway_url: str, engine: FakeEngine, bus: NatsBus) -> None:
+    go = asyncio.Event()
+
+    async def behave(job: Job) -> None:
+        await job.say("one")
+        await go.wait()
+        await job.finish()
+
+    engine.behave = behave
+    async with httpx.AsyncClient(base_url=gateway_url) as client:
+        body = ASK | {"stream": True, "headrace": {"on_disconnect": "keep"}}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            await anext(answer.aiter_text())
+        request = engine.jobs[0].envelope.request
+        while 'in_flight_requests 0.0' not in (await client.get("/metrics")).text:
+            pass
+        go.set()
+        while (state := (await client.get(f"/v1/requests/{request}")).json())["status"] == "running":
+            pass
+    assert (state["status"], state["tokens"], state["finish_reason"]) == ("completed", 1, "stop")
+    assert engine.cancelled == []
+
+
+async def test_a_deadline_that_no_worker_minds_is_minded_by_the_gateway(
+    http: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.behave = silent
+    answer = await http.post("/v1/chat/completions", json=ASK | {"headrace": {"deadline_ms": 1}})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    await until(lambda: len(engine.cancelled) == 1, "the cancel broadcast")
+
+
+async def test_a_missing_stage_is_named_at_once(broker: NatsServer, bus: NatsBus, engine: FakeEngine) -> None:
+    values = settings(broker, rails_output={"secrets": "redact"})
+    async with running_gateway(values, bus, wait_ready=False) as url, httpx.AsyncClient(base_url=url) as client:
+        await tell(engine.bus, worker("rails"))
+        ready = await client.get("/readyz")
+        while "rails" in ready.json()["missing"] or "engine" in ready.json()["missing"]:
+            ready = await client.get("/readyz")
+        answer = await client.post("/v1/chat/completions", json=ASK)
+    assert (ready.status_code, ready.json()["missing"]) == (503, ["guard"])
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "2"
+    assert answer.json()["error"]["code"] == "stage_unavailable"
+    assert "guard: no worker is alive" in answer.json()["error"]["message"]
+
+
+async def test_an_engine_that_is_not_ready_is_named_with_its_reason(
+    broker: NatsServer, bus: NatsBus, engine: FakeEngine
+) -> None:
+    engine.presence = engine.presence.model_copy(update={"ready": False, "reason": "loading weights"})
+    async with unready_gateway(settings(broker), bus) as client:
+        while "loading weights" not in (await client.get("/readyz")).text:
+            pass
+        answer = await client.post("/v1/chat/completions", json=ASK)
+    assert answer.status_code == 503
+    assert "loading weights" in answer.json()["error"]["message"]
+
+
+async def test_without_any_engine_a_model_is_not_unknown_but_unavailable(broker: NatsServer, bus: NatsBus) -> None:
+    async with unready_gateway(settings(broker), bus) as client:
+        answer = await client.post("/v1/chat/completions", json=ASK)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stage_unavailable")
+
+
+async def test_a_model_that_nobody_has_is_404_and_the_known_ones_are_listed(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/chat/completions", json=ASK | {"model": "gpt-9"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert MODEL in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "model"
+
+
+async def test_work_goes_to_the_first_stage_of_its_slip(broker: NatsServer, bus: NatsBus, engine: FakeEngine) -> None:
+    """With rails on, nothing reaches the engine before the rails stage has passed it on."""
+    taken: list[Envelope] = []
+
+    async def take(delivery: Delivery) -> None:
+        taken.append(Envelope.decode(delivery.data))
+        await delivery.ack()
+
+    puller = await engine.bus.pull(subjects.work("rails"), subjects.work_consumer("rails"), take, lambda: None)
+    await puller.ask(1)
+    values = settings(broker, rails_output={"secrets": "redact"})
+    async with running_gateway(values, bus, wait_ready=False) as url, httpx.AsyncClient(base_url=url) as client:
+        for stage in STAGES[:2] + STAGES[3:]:
+            await tell(engine.bus, worker(stage))
+        while (await client.get("/readyz")).status_code == 503:
+            pass
+        body = ASK | {"headrace": {"retrieval": {"collection": "docs"}}}
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await until(lambda: bool(taken), "the rails stage has it")
+        await client.delete(f"/v1/requests/{taken[0].request}")
+        await asking
+    assert taken[0].slip == ("rails", "retrieval", "engine")
+    assert [mark.name for mark in taken[0].timeline.marks] == ["gateway.accept"]
+    assert engine.jobs == []
+
+
+async def test_a_wrong_path_or_method_has_openais_shape(http: httpx.AsyncClient) -> None:
+    for method, path, status, code in (
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("PUT", "/v1/models", 405, "method_not_allowed"),
+        ("PUT", "/v1/requests/abc", 405, "method_not_allowed"),
+        ("POST", "/v1/nothing", 404, "not_found"),
+        ("GET", "/v1/models/", 404, "not_found"),
+        ("GET", "/v1/requests/abc", 404, "not_found"),
+        ("GET", "/v1/requests/" + "0" * 32 + "/events", 404, "not_found"),
+        ("DELETE", "/v1/requests/" + "0" * 32, 404, "not_found"),
+    ):
+        answer = await http.request(method, path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), path
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_a_body_that_cannot_be_is_the_clients_fault_by_name(http: httpx.AsyncClient) -> None:
+    for content, status, code in (
+        (b"{", 400, "malformed_request"),
+        (b"", 400, "malformed_request"),
+        (b'{"model": "\xff"}', 400, "malformed_request"),
+        (b'{"model": NaN}', 400, "malformed_request"),
+        (b'{"model": "\\ud800"}', 400, "malformed_request"),
+        (b"[" * 100_000, 400, "malformed_request"),
+        (b"[]", 400, "invalid_value"),
+        (b'{"model": "a", "model": "b"}', 400, "invalid_value"),
+        (b" " * (2 * 1024 * 1024 + 1), 413, "payload_too_large"),
+    ):
+        answer = await http.post("/v1/chat/completions", content=content)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), content[:20]
+        assert answer.headers["x-request-id"]
+
+
+async def test_a_body_without_a_length_is_bounded_while_it_is_read(http: httpx.AsyncClient) -> None:
+    async def endless() -> Any:
+        for _ in range(40):
+            yield b" " * 65536
+
+    answer = await http.post("/v1/chat/completions", content=endless())
+    assert answer.status_code == 413
+
+
+async def test_a_page_of_another_origin_is_refused(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/v1/chat/completions", json=ASK, headers={"Origin": "http://evil.example"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+
+
+async def test_an_own_fault_is_500_and_never_the_clients(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("gateway.fleet.Fleet.models", broken)
+    answer = await http.get("/v1/models")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+
+
+async def test_more_requests_than_fit_are_told_to_come_again(
+    broker: NatsServer, bus: NatsBus, engine: FakeEngine
+) -> None:
+    engine.behave = silent
+    async with running_gateway(settings(broker, requests_max=1, drain_s=0.1), bus) as url:
+        async with httpx.AsyncClient(base_url=url) as client:
+            first = asyncio.create_task(client.post("/v1/chat/completions", json=ASK))
+            await until(lambda: bool(engine.jobs), "the engine has the first")
+            second = await client.post("/v1/chat/completions", json=ASK)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+    assert (second.status_code, second.json()["error"]["code"]) == (429, "overloaded")
+    assert second.headers["retry-after"] == "1"
+
+
+async def test_a_broker_that_is_away_is_503_at_once(
+    broker: NatsServer, http: httpx.AsyncClient, bus: NatsBus, engine: FakeEngine
+) -> None:
+    broker.kill()
+    await until(lambda: not bus.connected, "the bus knows")
+    answer = await http.post("/v1/chat/completions", json=ASK)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stage_unavailable")
+    assert "broker" in (await http.get("/readyz")).json()["missing"]
+    assert (await http.get("/healthz")).status_code == 200
+    broker.start()
+    await until(lambda: bus.connected and engine.bus.connected, "both are back")

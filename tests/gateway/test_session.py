@@ -1,0 +1,199 @@
+"""The session's table, row by row, and its promise under any interleaving: each token once, in order, one end."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.session import Action, Deliver, End, FillGap, Ignore, Session
+from schemas.errors import HeadraceError
+from schemas.events import Event, Failed, Finished, Tokens, Usage
+from schemas.timeline import Timeline
+
+T = Timeline(0)
+
+
+def tokens(epoch: int, index: int, *texts: str) -> Tokens:
+    return Tokens(epoch, index, tuple(range(len(texts))), texts)
+
+
+def finished(epoch: int, index: int) -> Finished:
+    return Finished(epoch, index, "stop", Usage(1, index), T)
+
+
+def failed(epoch: int, index: int, code: str = "internal") -> Failed:
+    return Failed(epoch, index, code, "it went wrong", T)
+
+
+def code_of(action: Action) -> str:
+    assert isinstance(action, End)
+    assert isinstance(action.outcome, HeadraceError)
+    return action.outcome.code
+
+
+def test_tokens_in_order_are_delivered_and_the_end_ends() -> None:
+    session = Session()
+    assert session.take(tokens(1, 0, "a", "b")) == [Deliver(tokens(1, 0, "a", "b"))]
+    assert session.take(tokens(1, 2, "c")) == [Deliver(tokens(1, 2, "c"))]
+    assert session.take(finished(1, 3)) == [End(finished(1, 3))]
+    assert session.take(tokens(1, 3, "d")) == [Ignore()]
+    assert session.take(finished(1, 3)) == [Ignore()]
+
+
+def test_a_duplicate_is_ignored_and_an_overlap_is_cut() -> None:
+    session = Session()
+    session.take(tokens(1, 0, "a", "b"))
+    assert session.take(tokens(1, 1, "b")) == [Ignore()]
+    assert session.take(tokens(1, 1, "b", "c")) == [Deliver(Tokens(1, 2, (1,), ("c",)))]
+
+
+def test_an_older_epoch_is_fenced() -> None:
+    session = Session()
+    session.take(tokens(2, 0, "a"))
+    assert session.take(tokens(1, 1, "b")) == [Ignore()]
+    assert session.take(failed(1, 1)) == [Ignore()]
+    assert session.take(tokens(2, 1, "b")) == [Deliver(tokens(2, 1, "b"))]
+
+
+def test_a_newer_epoch_may_repeat_what_was_sent_but_not_change_it() -> None:
+    same, other = Session(), Session()
+    for session in (same, other):
+        session.take(tokens(1, 0, "a", "b"))
+    assert same.take(tokens(2, 0, "a", "b", "c")) == [Deliver(Tokens(2, 2, (2,), ("c",)))]
+    [end] = other.take(tokens(2, 0, "a", "X", "c"))
+    assert code_of(end) == "replay_diverged"
+    assert other.take(tokens(2, 3, "d")) == [Ignore()]
+
+
+def test_an_answer_that_ends_before_what_was_sent_diverged() -> None:
+    session = Session()
+    session.take(tokens(1, 0, "a", "b"))
+    [end] = session.take(finished(2, 1))
+    assert code_of(end) == "replay_diverged"
+
+
+def test_a_failure_ends_at_any_index_at_or_below_ours() -> None:
+    session = Session()
+    session.take(tokens(1, 0, "a", "b"))
+    assert session.take(failed(6, 0)) == [End(failed(6, 0))]
+
+
+def test_a_hole_is_filled_from_the_log_and_what_waited_behind_it_follows() -> None:
+    session = Session()
+    assert session.take(tokens(1, 2, "c")) == [FillGap(0)]
+    assert session.hole
+    assert session.take_log(tokens(1, 0, "a")) == [Deliver(tokens(1, 0, "a")), FillGap(1)]
+    assert session.take_log(tokens(1, 1, "b")) == [Deliver(tokens(1, 1, "b")), Deliver(tokens(1, 2, "c"))]
+    assert not session.hole
+
+
+def test_an_end_beyond_a_hole_waits_for_the_tokens_before_it() -> None:
+    session = Session()
+    assert session.take(finished(1, 2)) == [FillGap(0)]
+    assert session.take_log(tokens(1, 0, "a", "b")) == [Deliver(tokens(1, 0, "a", "b")), End(finished(1, 2))]
+
+
+def test_tokens_of_an_older_epoch_still_count_when_the_log_has_them_before_the_newer_ones() -> None:
+    session = Session()
+    assert session.take(tokens(2, 1, "b")) == [FillGap(0)]
+    assert session.take_log(tokens(1, 0, "a")) == [Deliver(tokens(1, 0, "a")), Deliver(tokens(2, 1, "b"))]
+
+
+def test_the_log_fences_too() -> None:
+    session = Session()
+    session.take_log(tokens(2, 0, "a"))
+    assert session.take_log(tokens(1, 1, "zombie")) == [Ignore()]
+    assert session.take(tokens(1, 1, "zombie")) == [Ignore()]
+
+
+def test_a_reader_from_the_middle_needs_nothing_before_it() -> None:
+    session = Session(start=2)
+    assert session.take_log(tokens(1, 0, "a")) == [Ignore()]
+    assert session.take_log(tokens(1, 1, "b", "c")) == [Deliver(Tokens(1, 2, (1,), ("c",)))]
+    assert session.take_log(finished(1, 3)) == [End(finished(1, 3))]
+
+
+def test_giving_up_ends_with_the_failure_that_waited_or_as_internal() -> None:
+    lost, broken = Session(), Session()
+    lost.take(finished(1, 2))
+    broken.take(failed(1, 2, "attempts_exhausted"))
+    assert code_of(lost.give_up()) == "internal"
+    assert broken.give_up() == End(failed(1, 2, "attempts_exhausted"))
+    assert lost.take(tokens(1, 0, "a")) == [Ignore()]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[list[str], list[Event]]:
+    """A request's texts and its log: each attempt goes on from, or repeats from, what those before it logged."""
+    texts = draw(st.lists(st.text(max_size=3), max_size=24))
+    log: list[Event] = []
+    reached = 0
+    attempts = draw(st.integers(1, 3))
+    for epoch in range(1, attempts + 1):
+        index = draw(st.integers(0, reached))
+        stop = len(texts) if epoch == attempts else draw(st.integers(index, len(texts)))
+        while index < stop:
+            end = draw(st.integers(index + 1, stop))
+            log.append(tokens(epoch, index, *texts[index:end]))
+            index = end
+        reached = max(reached, index)
+    log.append(finished(attempts, len(texts)))
+    # A zombie of the first attempt speaks after the last: fenced, and harmless even where it is not.
+    if attempts > 1 and texts and draw(st.booleans()):
+        log.insert(draw(st.integers(0, len(log))), tokens(1, 0, texts[0]))
+    return texts, log
+
+
+@given(runs(), st.data())
+def test_any_interleaving_of_live_and_log_gives_each_token_once_in_order_and_one_end(
+    run: tuple[list[str], list[Event]], data: st.DataObject
+) -> None:
+    """Live messages are dropped, doubled and reordered; the log is read at any moment, as far as it has come."""
+    texts, log = run
+    live = data.draw(st.lists(st.sampled_from(log), max_size=2 * len(log)), label="live")
+    if data.draw(st.booleans(), label="live mostly in order"):
+        live = sorted(live, key=log.index)
+    start = data.draw(st.integers(0, len(texts)), label="start")
+    session = Session(start)
+    actions: list[Action] = []
+    read = 0
+    for event in live:
+        actions += session.take(event)
+        if data.draw(st.booleans(), label="read the log"):
+            upto = data.draw(st.integers(read, len(log)), label="as far as")
+            for logged in log[read:upto]:
+                actions += session.take_log(logged)
+            read = upto
+    for logged in log[read:]:
+        actions += session.take_log(logged)
+    delivered = [action.tokens for action in actions if isinstance(action, Deliver)]
+    assert [text for event in delivered for text in event.texts] == texts[start:]
+    assert [event.index for event in delivered] == [
+        start + sum(len(before.ids) for before in delivered[:place]) for place in range(len(delivered))
+    ]
+    [end] = [action for action in actions if isinstance(action, End)]
+    assert isinstance(end.outcome, Finished)
+    assert not session.hole
+
+
+@given(runs(), st.data())
+def test_a_changed_text_is_never_spliced(run: tuple[list[str], list[Event]], data: st.DataObject) -> None:
+    """Whatever a diverging replay says, what was delivered is a prefix of the first answer."""
+    texts, log = run
+    place = data.draw(st.integers(0, len(log) - 1))
+    event = log[place]
+    session = Session()
+    actions: list[Action] = []
+    for logged in log:
+        actions += session.take(logged)
+        if logged is event and isinstance(event, Tokens):
+            changed = tokens(event.epoch + 1, event.index, *(text + "!" for text in event.texts))
+            actions += session.take(changed)
+            assert session.ended
+    said = [text for action in actions if isinstance(action, Deliver) for text in action.tokens.texts]
+    assert said == texts[: len(said)]
+    assert sum(isinstance(action, End) for action in actions) <= 1
+
+
+def test_the_table_is_total() -> None:
+    """Nothing that a worker can publish makes the session raise."""
+    for event in (tokens(1, 0), tokens(1, 5), finished(0, 0), failed(9, 9)):
+        assert Session().take(event)

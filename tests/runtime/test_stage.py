@@ -1,0 +1,219 @@
+"""The stage loop on a real broker: every item is settled, whatever the handler does."""
+
+import asyncio
+
+import pytest
+
+from runtime.bus import Message
+from runtime.nats_bus import NatsBus
+from runtime.stage import StageLoop, Work, simple_lane
+from schemas import codec, events, limits, subjects
+from schemas.envelope import Envelope
+from schemas.errors import HeadraceError
+from schemas.events import Event, Failed
+from tests.support.broker import NatsServer
+from tests.support.envelopes import envelope
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+class Harness:
+    """One retrieval stage with a handler of the test's, and what came out of it."""
+
+    def __init__(self, bus: NatsBus, slots: int = 4) -> None:
+        self.bus = bus
+        self.seen: list[Work] = []
+        self.ended: list[Event] = []
+        self.stop = asyncio.Event()
+        self.behave = self.succeed
+        self.loop = StageLoop(bus, bus.clock, "retrieval", lambda loop: [simple_lane("retrieval", loop, slots)], self.handle)
+        self.task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Harness":
+        await self.bus.subscribe(subjects.REPLY_ALL, self.on_reply)
+        self.task = asyncio.create_task(self.loop.run(self.stop, drain_s=2.0))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop.set()
+        assert self.task is not None
+        await asyncio.wait_for(self.task, 10)
+
+    async def on_reply(self, message: Message) -> None:
+        self.ended.append(events.decode(message.data))
+
+    async def handle(self, work: Work) -> None:
+        self.seen.append(work)
+        await self.behave(work)
+
+    async def succeed(self, work: Work) -> None:
+        pass
+
+    async def wait(self, work: Work) -> None:
+        await asyncio.Event().wait()
+
+    async def put(self, item: Envelope) -> None:
+        await self.bus.publish_confirmed(subjects.work("retrieval"), item.encode(), f"{item.request}:retrieval:0")
+
+    async def backlog(self) -> int | None:
+        return await self.bus.backlog(subjects.work("retrieval"), subjects.work_consumer("retrieval"))
+
+    async def until_settled(self) -> None:
+        give_up = asyncio.get_running_loop().time() + 15
+        while await self.backlog() != 0:
+            assert asyncio.get_running_loop().time() < give_up, "never settled"
+
+    async def only_failure(self) -> Failed:
+        await until(lambda: bool(self.ended), "a terminal event")
+        assert len(self.ended) == 1, self.ended
+        assert isinstance(self.ended[0], Failed)
+        return self.ended[0]
+
+
+async def test_done_work_is_acknowledged_and_answered_by_nobody(bus: NatsBus) -> None:
+    async with Harness(bus) as stage:
+        await stage.put(envelope())
+        await until(lambda: len(stage.seen) == 1, "the handler")
+        await stage.until_settled()
+        assert stage.ended == []
+
+
+async def test_a_clients_error_is_answered_at_once_and_not_retried(bus: NatsBus) -> None:
+    async with Harness(bus) as stage:
+
+        async def refuse(work: Work) -> None:
+            raise HeadraceError("collection_not_found", "no collection x", "headrace.retrieval.collection")
+
+        stage.behave = refuse
+        await stage.put(envelope())
+        await stage.until_settled()
+        assert len(stage.seen) == 1
+        failed = await stage.only_failure()
+        assert (failed.code, failed.param) == ("collection_not_found", "headrace.retrieval.collection")
+
+
+async def test_a_fault_is_retried_under_a_higher_epoch_and_then_succeeds(bus: NatsBus) -> None:
+    async with Harness(bus) as stage:
+
+        async def fail_once(work: Work) -> None:
+            if work.epoch == 1:
+                raise RuntimeError("a fault of ours")
+
+        stage.behave = fail_once
+        await stage.put(envelope())
+        await until(lambda: len(stage.seen) == 2, "a second attempt")
+        await stage.until_settled()
+        assert [work.epoch for work in stage.seen] == [1, 2]
+        assert stage.ended == []
+
+
+async def test_poison_ends_in_a_dead_letter_with_its_cause_and_one_typed_error(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters: list[Message] = []
+
+    async def on_dead(message: Message) -> None:
+        letters.append(message)
+
+    monkeypatch.setattr("runtime.delivery.ATTEMPTS_MAX", 2)
+    await bus.subscribe(subjects.dead("retrieval"), on_dead)
+    async with Harness(bus) as stage:
+
+        async def always_fail(work: Work) -> None:
+            raise RuntimeError("poison")
+
+        stage.behave = always_fail
+        item = envelope()
+        await stage.put(item)
+        await stage.until_settled()
+        assert (await stage.only_failure()).code == "attempts_exhausted"
+        assert len(stage.seen) == 2
+        letter = codec.unpack(letters[0].data)
+        assert Envelope.decode(letter["input"]).request == item.request
+        assert "RuntimeError" in letter["cause"]
+
+
+async def test_expired_work_never_reaches_the_handler(bus: NatsBus) -> None:
+    async with Harness(bus) as stage:
+        await stage.put(envelope(deadline_us=bus.clock.now_us() - 1))
+        await stage.until_settled()
+        assert stage.seen == []
+        assert (await stage.only_failure()).code == "deadline_exceeded"
+
+
+async def test_a_deadline_stops_the_handler_that_is_at_work(bus: NatsBus) -> None:
+    async with Harness(bus) as stage:
+        stage.behave = stage.wait
+        await stage.put(envelope(deadline_us=bus.clock.now_us() + 200_000))
+        await stage.until_settled()
+        assert (await stage.only_failure()).code == "deadline_exceeded"
+
+
+async def test_a_cancel_stops_only_its_own_request(bus: NatsBus) -> None:
+    async with Harness(bus) as stage:
+        stage.behave = stage.wait
+        first, second = envelope(), envelope()
+        await stage.put(first)
+        await stage.put(second)
+        await until(lambda: len(stage.seen) == 2, "both at work")
+        await bus.mark_cancelled(first.request)
+        assert (await stage.only_failure()).code == "cancelled"
+        assert stage.loop.held == 1
+
+
+async def test_work_that_was_cancelled_in_its_queue_is_dropped_at_dequeue(bus: NatsBus) -> None:
+    item = envelope()
+    stage = Harness(bus)
+    await stage.put(item)
+    await bus.mark_cancelled(item.request)
+    async with stage:
+        assert stage.seen == []
+        assert (await stage.only_failure()).code == "cancelled"
+
+
+async def test_bytes_that_are_no_envelope_are_buried_and_the_stage_goes_on(bus: NatsBus) -> None:
+    async with Harness(bus) as stage:
+        await bus.publish_confirmed(subjects.work("retrieval"), b"\x01garbage", "garbage")
+        await stage.put(envelope())
+        await until(lambda: len(stage.seen) == 1, "the good item")
+        await stage.until_settled()
+
+
+async def test_drain_hands_back_what_it_cannot_finish(bus: NatsBus) -> None:
+    item = envelope()
+    async with Harness(bus) as stage:
+        stage.behave = stage.wait
+        await stage.put(item)
+        await until(lambda: len(stage.seen) == 1, "at work")
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < 4.0  # drain time is 2 s
+    async with Harness(bus) as successor:
+        await until(lambda: len(successor.seen) == 1, "the successor", seconds=limits.ACK_WAIT_S - 1)
+        assert successor.seen[0].request == item.request
+        assert successor.seen[0].epoch == 2
+
+
+async def test_a_stage_takes_only_what_it_has_room_for(bus: NatsBus) -> None:
+    async with Harness(bus, slots=2) as stage:
+        stage.behave = stage.wait
+        items = [envelope() for _ in range(5)]
+        for item in items:
+            await stage.put(item)
+        await until(lambda: len(stage.seen) == 2, "two at work")
+        info = await bus._js.consumer_info(subjects.WORK_STREAM, "retrieval")
+        assert (info.num_pending, info.num_ack_pending) == (3, 2)
+        await bus.mark_cancelled(stage.seen[0].request)
+        await until(lambda: len(stage.seen) == 3, "the freed place is taken")
+
+
+async def test_consumption_resumes_after_the_broker_was_killed(bus: NatsBus, broker: NatsServer) -> None:
+    async with Harness(bus) as stage:
+        await stage.put(envelope())
+        await until(lambda: len(stage.seen) == 1, "the first")
+        broker.kill()
+        broker.start()
+        second = envelope()
+        await until(lambda: bus.connected, "the reconnect")
+        await stage.put(second)
+        await until(lambda: second.request in {w.request for w in stage.seen}, "the second")

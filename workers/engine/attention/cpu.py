@@ -1,0 +1,85 @@
+"""The default attention backend: numba kernels that read the paged cache where it lies.
+
+Needs sizes in whole lanes (see lacks()); otherwise, or without numba, the reference takes its place.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workers.engine.attention.cpu_kernels import make_attend, write_rows
+from workers.engine.attention.protocol import CacheShape
+from workers.engine.batch import Batch
+from workers.engine.model.arrays import array_of
+from workers.engine.model.lanes import WIDTH
+
+
+def lacks(shape: CacheShape) -> str | None:
+    """Why the kernels cannot take these sizes; None: they can."""
+    if shape.head_size % (2 * WIDTH):
+        return f"head size {shape.head_size} is not a multiple of {2 * WIDTH}"
+    if shape.block_tokens % WIDTH:
+        return f"blocks of {shape.block_tokens} tokens are not a multiple of {WIDTH}"
+    return None
+
+
+class CpuAttention:
+    """Cache: layer by layer, [block, kv head, value, offset] for keys and [block, kv head, offset, value] for values."""
+
+    exact = True
+    reason = "attention sums a row's own keys in order of position, in one way for prefill, chunk and decode"
+
+    def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
+        assert lacks(shape) is None, lacks(shape)
+        self._shape = shape
+        values = shape.values // 2 // shape.layers
+        self._keys = torch.zeros(shape.layers, values, dtype=dtype)
+        self._values = torch.zeros(shape.layers, values, dtype=dtype)
+        self._key_arrays = [array_of(layer) for layer in self._keys]
+        self._value_arrays = [array_of(layer) for layer in self._values]
+        group = shape.heads // shape.kv_heads
+        self._attend = make_attend(shape.kv_heads, group, shape.head_size, shape.block_tokens)
+        self._batch: Batch | None = None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the cache."""
+        return self._keys.nbytes + self._values.nbytes
+
+    def begin(self, batch: Batch) -> None:
+        """Takes the step's positions, slots and block tables."""
+        self._batch = batch
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores the rows' keys and values at the rows' slots."""
+        assert self._batch is not None, "write() comes after begin()"
+        shape = self._shape
+        write_rows(
+            array_of(keys),
+            array_of(values),
+            self._batch.slots,
+            self._key_arrays[layer],
+            self._value_arrays[layer],
+            shape.kv_heads,
+            shape.head_size,
+            shape.block_tokens,
+        )
+
+    def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """Each row over the keys of its own sequence, up to its own position."""
+        assert self._batch is not None, "attend() comes after begin()"
+        batch = self._batch
+        self._attend(
+            _flat(queries),
+            self._key_arrays[layer],
+            self._value_arrays[layer],
+            batch.block_tables,
+            batch.row_sequences,
+            batch.positions,
+            _flat(out),
+            batch.rows,
+        )
+
+
+def _flat(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+    return array_of(tensor).reshape(-1)

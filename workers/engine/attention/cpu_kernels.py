@@ -1,0 +1,97 @@
+"""Paged attention as numba kernels: one algorithm and one order of sums for every query row, in prefill, chunk and decode.
+
+A row's keys are taken in tiles of sixteen at fixed positions, with a running maximum and sum (online softmax: Milakov and
+Gimelshein, arXiv 1805.02867); tile by tile, key by key, in order of position. The query heads that share a kv head go together,
+so that keys and values are read once. Keys lie transposed inside a block, [kv head][value][offset], so that sixteen scores
+come from sixteen lanes without a sum across lanes; values lie [kv head][offset][value].
+"""
+
+# numba's decorators carry no types.
+# mypy: disable-error-code="untyped-decorator"
+
+import numpy as np
+from numba import njit, prange
+from numba.types import Array, float32, int32, int64, none, uint16
+
+from workers.engine.model.lanes import WIDTH, exp, first_of, fma, greatest, load, mul, splat, store, sub, total
+from workers.engine.model.products import add_weighted, dot_products
+
+_MINUS_INFINITY = np.float32(-np.inf)
+_FLAT_FLOAT = float32[::1]
+
+
+def chains_for(group: int) -> int:
+    """Interleaved parts of each score's sum: enough sums in flight for the machine, few enough for its registers."""
+    return 4 if group <= 4 else 2 if group <= 8 else 1
+
+
+def make_attend(kv_heads: int, group: int, size: int, block_tokens: int):  # type: ignore[no-untyped-def]
+    """The attention kernel for these sizes: group query heads a kv head, size values a head."""
+    chains = chains_for(group)
+    block_values = kv_heads * size * block_tokens
+    tiles_per_block = block_tokens // WIDTH
+
+    @njit(nogil=True)
+    def soften(scores, seen, peaks, sums, scales):  # type: ignore[no-untyped-def]
+        # scores become weights relative to the running maximum; scales say by how much older sums shrink.
+        for head in range(group):
+            tile = load(scores, head * WIDTH)
+            if seen < WIDTH:
+                tile = first_of(tile, seen)
+            peak = max(peaks[head], greatest(tile))
+            weights = exp(sub(tile, splat(peak)))
+            shrink = exp(splat(peaks[head] - peak))
+            store(scales, head * WIDTH, shrink)
+            store(scores, head * WIDTH, weights)
+            store(sums, head * WIDTH, fma(load(sums, head * WIDTH), shrink, weights))
+            peaks[head] = peak
+
+    def attend(queries, keys, values, tables, sequences, positions, out, rows):  # type: ignore[no-untyped-def]
+        items = rows * kv_heads
+        for turn in prange(items):
+            # Long and short rows in turns: each thread gets a run of turns, and in a prefill later rows see more keys.
+            item = turn // 2 if turn % 2 == 0 else items - 1 - turn // 2
+            row, kv_head = item // kv_heads, item % kv_heads
+            scores = np.empty(group * WIDTH, np.float32)
+            sums = np.zeros(group * WIDTH, np.float32)
+            scales = np.empty(group * WIDTH, np.float32)
+            peaks = np.full(group, _MINUS_INFINITY, np.float32)
+            result = np.zeros(group * size, np.float32)
+            first = (row * kv_heads + kv_head) * group * size
+            seen_in_all = positions[row] + 1
+            for tile in range((seen_in_all + WIDTH - 1) // WIDTH):
+                block = np.int64(tables[sequences[row], tile // tiles_per_block])
+                start = block * block_values + kv_head * size * block_tokens
+                offset = tile % tiles_per_block * WIDTH
+                seen = min(WIDTH, seen_in_all - tile * WIDTH)
+                dot_products(queries, first, keys, start + offset, block_tokens, scores, group, size, chains)
+                soften(scores, seen, peaks, sums, scales)
+                add_weighted(scores, scales, values, start + offset * size, seen, result, group, size)
+            for head in range(group):
+                share = splat(np.float32(1.0) / total(load(sums, head * WIDTH)))
+                for column in range(head * size, (head + 1) * size, WIDTH):
+                    store(out, first + column, mul(load(result, column), share))
+
+    tables_type = int32[:, ::1]
+    kinds = [
+        none(_FLAT_FLOAT, kind, kind, tables_type, int64[::1], int64[::1], kind, int64)
+        for kind in (uint16[::1], float32[::1])
+    ]
+    return njit(kinds, parallel=True, nogil=True, cache=True)(attend)
+
+
+def _write_signature(kind):  # type: ignore[no-untyped-def]
+    rows = Array(kind, 2, "A")
+    return none(rows, rows, int64[::1], kind[::1], kind[::1], int64, int64, int64)
+
+
+@njit([_write_signature(kind) for kind in (uint16, float32)], nogil=True, cache=True)
+def write_rows(new_keys, new_values, slots, keys, values, kv_heads, size, block_tokens):  # type: ignore[no-untyped-def]
+    """Puts row i's keys and values, [kv_heads * size] each, at slots[i] of one layer's cache."""
+    for row in range(len(slots)):
+        block, offset = slots[row] // block_tokens, slots[row] % block_tokens
+        for head in range(kv_heads):
+            start = (block * kv_heads + head) * size * block_tokens
+            for column in range(size):
+                keys[start + column * block_tokens + offset] = new_keys[row, head * size + column]
+                values[start + offset * size + column] = new_values[row, head * size + column]

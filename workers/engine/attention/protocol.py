@@ -1,0 +1,64 @@
+"""What the model asks of attention: keep keys and values in a paged cache, and attend each query over its own sequence.
+
+A backend owns the cache of all layers and its layout. One step: begin() once, then write() and attend() once a layer. Slots
+are block * block_tokens + offset.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from workers.engine.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The size of the cache: layers, blocks of block_tokens positions, kv heads of head_size values."""
+
+    layers: int
+    blocks: int
+    block_tokens: int
+    heads: int
+    kv_heads: int
+    head_size: int
+
+    @property
+    def values(self) -> int:
+        """Keys and values in all, counted singly."""
+        return 2 * self.layers * self.blocks * self.block_tokens * self.kv_heads * self.head_size
+
+
+class AttentionBackend(Protocol):
+    """Causal attention over a paged cache."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a row's result has the same bits whatever rows share the step and however its prompt was cut."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it is exact, or why not, in one sentence."""
+        ...
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the cache."""
+        ...
+
+    def begin(self, batch: Batch) -> None:
+        """Takes the step's positions, slots and block tables."""
+        ...
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores the rows' keys and values, [rows, kv_heads * head_size] each, at the rows' slots."""
+        ...
+
+    def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
+        """out[row] = attention of the row's queries over positions [0, position] of its sequence.
+
+        queries: float32 [rows, heads * head_size], already divided by the root of head_size. out: the model's precision,
+        same shape.
+        """
+        ...

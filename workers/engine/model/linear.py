@@ -1,0 +1,121 @@
+"""Linear layers whose result for a row does not depend on how many rows there are.
+
+oneDNN picks its kernel, and with it the order of a row's sums, by the number of rows: on an AMX machine with torch 2.13 weights
+packed without a hint change order between 32 and 33 rows, packed for one row only above 128 (K = 1536) or never (K = 576). So
+rows are padded to a few sizes, more rows than the largest go in several calls, and at load each size is compared with the
+others on data made for it: inputs that cancel, so that a result is nothing but the rounding of its sums and another order
+shows in nearly every value. A scheme that passes is exact for all the calls that it can make; the first that passes is used.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+# Sizes that calls are padded to. Few, since oneDNN compiles a kernel for each (0.5 ms, December 2026), and all are compared.
+_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
+
+Apply = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How weights are packed (packed_for: oneDNN's hint, None for none) and the row counts that calls are padded to."""
+
+    packed: bool
+    packed_for: int | None
+    sizes: tuple[int, ...]
+    exact: bool = True
+
+    @property
+    def rows_max(self) -> int:
+        """Most rows of one call."""
+        return self.sizes[-1]
+
+    def size_for(self, rows: int) -> int:
+        """The smallest size that holds so many rows."""
+        return next(size for size in self.sizes if size >= rows)
+
+    def cuts(self, rows: int) -> Iterator[tuple[int, int]]:
+        """[begin, end) of each call's rows."""
+        for begin in range(0, rows, self.rows_max):
+            yield begin, min(begin + self.rows_max, rows)
+
+    def padded(self, rows: int) -> int:
+        """Rows that an input needs so that every call can be padded."""
+        whole, rest = divmod(rows, self.rows_max)
+        return whole * self.rows_max + (self.size_for(rest) if rest else 0)
+
+    def pack(self, weight: torch.Tensor) -> Apply:
+        """The layer of one weight, [outputs, inputs]."""
+        if not self.packed:
+            return lambda rows: torch.nn.functional.linear(rows, weight)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, self.packed_for)
+        product = torch.ops.mkldnn._linear_pointwise.default
+
+        def apply(rows: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = product(rows, packed, None, "none", [], "")
+            return result
+
+        return apply
+
+
+class Linear:
+    """One layer. Input rows are padded by the caller: [scheme.padded(rows), inputs], the rest of any content."""
+
+    def __init__(self, weight: torch.Tensor, scheme: Scheme) -> None:
+        self._apply = scheme.pack(weight)
+        self._scheme = scheme
+
+    def __call__(self, inputs: torch.Tensor, rows: int) -> torch.Tensor:
+        """[at least rows, outputs], of the inputs' dtype."""
+        scheme = self._scheme
+        if rows <= scheme.rows_max:
+            return self._apply(inputs[: scheme.size_for(rows)])
+        cuts = scheme.cuts(rows)
+        return torch.cat([self._apply(inputs[begin : begin + scheme.size_for(end - begin)]) for begin, end in cuts])
+
+
+def choose_scheme(shapes: set[tuple[int, int]], dtype: torch.dtype) -> Scheme:
+    """The fastest scheme that is exact for weights of these shapes, (outputs, inputs), on this machine, with its threads.
+
+    When none is: plain layers, and exact is false.
+    """
+    for scheme in _candidates(dtype):
+        if all(_is_exact(scheme, outputs, inputs, dtype) for outputs, inputs in shapes):
+            return scheme
+    return Scheme(packed=False, packed_for=None, sizes=_SIZES, exact=False)
+
+
+def _candidates(dtype: torch.dtype) -> list[Scheme]:
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return []
+    hints = (1, None) if dtype == torch.bfloat16 else (None, 1)
+    free = [Scheme(True, hint, _sizes(1, most)) for most in (128, 64) for hint in hints]
+    from_two = [Scheme(True, hint, _sizes(2, most)) for most in (128, 64, 32) for hint in hints]
+    return [*free, *from_two, *(Scheme(True, hint, (only,)) for only in (32, 8) for hint in hints)]
+
+
+def _sizes(least: int, most: int) -> tuple[int, ...]:
+    return tuple(size for size in _SIZES if least <= size <= most)
+
+
+def _is_exact(scheme: Scheme, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
+    generator = torch.Generator().manual_seed(outputs * 31 + inputs)
+    half = torch.randn(outputs, inputs // 2, generator=generator)
+    weight = torch.cat([half, half, torch.zeros(outputs, inputs % 2)], 1).to(dtype)
+    part = torch.randn(scheme.rows_max, inputs // 2, generator=generator)
+    rows = torch.cat([part, -part, torch.zeros(scheme.rows_max, inputs % 2)], 1).to(dtype)
+    try:
+        apply = scheme.pack(weight)
+        whole = apply(rows)
+        return all(_agrees(apply, rows, whole, size) for size in scheme.sizes)
+    except (RuntimeError, NotImplementedError):  # this build cannot pack this way
+        return False
+
+
+def _agrees(apply: Apply, rows: torch.Tensor, whole: torch.Tensor, size: int) -> bool:
+    """Whether calls of this size give the rows' bits, at the front and, the rows in other places, at the end."""
+    last = len(rows) - size
+    same = torch.equal(apply(rows[:size]), whole[:size]) and torch.equal(apply(rows[last:]), whole[last:])
+    return same and torch.equal(apply(rows.roll(1, 0)[:size]), whole.roll(1, 0)[:size])

@@ -1,0 +1,129 @@
+"""The Llama family's forward pass over one step's rows, all chunks' tokens one after another.
+
+The residual stream, norms, attention sums and logits are float32; in bf16, what enters and leaves a linear layer and what lies
+in the cache is bfloat16. Only rows that draw a token go through the output head.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workers.engine.attention.protocol import AttentionBackend
+from workers.engine.batch import Batch
+from workers.engine.model.config import ModelConfig
+from workers.engine.model.linear import Linear, Scheme
+from workers.engine.model.row_operations import RowOperations
+from workers.engine.weights.llama import LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer, packed for the machine."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    attention_out: Linear
+    feed_forward_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+def pack_layer(weights: LayerWeights, scheme: Scheme, dtype: torch.dtype) -> Layer:
+    """A layer's weights in the model's precision, packed once."""
+
+    def linear(weight: npt.NDArray[np.float32]) -> Linear:
+        return Linear(torch.from_numpy(weight).to(dtype), scheme)
+
+    return Layer(
+        attention_norm=torch.from_numpy(weights.attention_norm),
+        qkv=linear(weights.qkv),
+        attention_out=linear(weights.attention_out),
+        feed_forward_norm=torch.from_numpy(weights.feed_forward_norm),
+        gate_up=linear(weights.gate_up),
+        down=linear(weights.down),
+    )
+
+
+class _Workspace:
+    """Buffers of one step's rows, kept from step to step and grown when a step has more rows."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, rows: int) -> None:
+        self.rows = rows
+        self.residual = torch.zeros(rows, config.hidden_size)
+        self.normed = torch.zeros(rows, config.hidden_size, dtype=dtype)
+        self.queries = torch.zeros(rows, config.query_size)
+        self.keys = torch.zeros(rows, config.kv_size, dtype=dtype)
+        self.attended = torch.zeros(rows, config.query_size, dtype=dtype)
+        self.gated = torch.zeros(rows, config.feed_forward_size, dtype=dtype)
+
+
+class Llama:
+    """embedding: [vocabulary_size, hidden_size] in the model's precision."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: torch.Tensor,
+        layers: Iterable[Layer],
+        norm: torch.Tensor,
+        scheme: Scheme,
+        operations: RowOperations,
+        attention: AttentionBackend,
+    ) -> None:
+        self._config = config
+        self._embedding = embedding
+        self._layers = tuple(layers)
+        self._norm = norm
+        self._scheme = scheme
+        self._operations = operations
+        self._attention = attention
+        self._workspace = _Workspace(config, embedding.dtype, scheme.padded(1))
+
+    def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Computes the rows' keys and values into the cache; the logits of batch.sampled_rows, [sampled, vocabulary_size]."""
+        work = self._workspace_for(batch.rows)
+        work.residual[: batch.rows] = self._embedding[torch.from_numpy(batch.token_ids)]
+        self._attention.begin(batch)
+        delta: torch.Tensor | None = None
+        for number, layer in enumerate(self._layers):
+            self._add_norm(work, delta, layer.attention_norm, batch.rows)
+            self._attend(number, layer, work, batch)
+            delta = layer.attention_out(work.attended, batch.rows)
+            self._add_norm(work, delta, layer.feed_forward_norm, batch.rows)
+            self._operations.gate(layer.gate_up(work.normed, batch.rows), work.gated, batch.rows)
+            delta = layer.down(work.gated, batch.rows)
+        assert delta is not None, "a model has layers"
+        return self._logits(work.residual, delta, torch.from_numpy(batch.sampled_rows))
+
+    def _add_norm(self, work: _Workspace, delta: torch.Tensor | None, weight: torch.Tensor, rows: int) -> None:
+        if delta is None:
+            self._operations.norm(work.residual, weight, work.normed, rows)
+        else:
+            self._operations.add_norm(work.residual, delta, weight, work.normed, rows)
+
+    def _attend(self, number: int, layer: Layer, work: _Workspace, batch: Batch) -> None:
+        rows = batch.rows
+        qkv = layer.qkv(work.normed, rows)
+        self._operations.rotate(qkv, batch.positions, work.queries, work.keys, rows)
+        values = qkv[:rows, self._config.query_size + self._config.kv_size :]
+        self._attention.write(number, work.keys[:rows], values)
+        self._attention.attend(number, work.queries[:rows], work.attended[:rows])
+
+    def _logits(
+        self, residual: torch.Tensor, delta: torch.Tensor, sampled: torch.Tensor
+    ) -> npt.NDArray[np.float32]:
+        rows = len(sampled)
+        if not rows:
+            return np.empty((0, self._config.vocabulary_size), np.float32)
+        last, normed = residual[sampled], torch.empty(rows, self._config.hidden_size)
+        self._operations.norm(last.add_(delta[sampled]), self._norm, normed, rows)
+        return self._operations.logits(normed)
+
+    def _workspace_for(self, rows: int) -> _Workspace:
+        needed = self._scheme.padded(rows)
+        if self._workspace.rows < needed:
+            self._workspace = _Workspace(self._config, self._embedding.dtype, needed)
+        return self._workspace

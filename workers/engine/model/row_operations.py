@@ -1,0 +1,48 @@
+"""What the model does to rows between its linear layers.
+
+`rows` says how many rows of a buffer count; the rest is padding and stays as it is.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class RowOperations(Protocol):
+    """Row-wise steps. Tensors are contiguous, [at least rows, size]; residual, queries and logits are float32."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether a row's result has the same bits whatever the other rows are."""
+        ...
+
+    @property
+    def head_bytes(self) -> int:
+        """Memory of the output head's weights, where they are kept apart from the embedding."""
+        ...
+
+    def norm(self, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+        """out = RMS norm of residual, times weight."""
+        ...
+
+    def add_norm(
+        self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int
+    ) -> None:
+        """residual += delta, then norm()."""
+        ...
+
+    def rotate(
+        self, qkv: torch.Tensor, positions: npt.NDArray[np.int64], queries: torch.Tensor, keys: torch.Tensor, rows: int
+    ) -> None:
+        """queries and keys turned by their positions; queries divided by the root of the head size."""
+        ...
+
+    def gate(self, gate_up: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+        """out = silu(gate) * up."""
+        ...
+
+    def logits(self, normed: torch.Tensor) -> npt.NDArray[np.float32]:
+        """float32 [rows, vocabulary_size] from float32 [rows, hidden_size]."""
+        ...

@@ -1,0 +1,193 @@
+"""Carries out step plans: the model, its cache and the sampler behind one synchronous call.
+
+Loading decides, once, how this machine computes: precision, packing, kernels or their fallback, and whether what results is
+exact (the same bits for a row whatever shares its step). It knows no requests beyond a plan's chunks.
+"""
+
+# isort: off
+from workers.engine.model import threads as waiting  # first: it sets how torch's threads wait
+# isort: on
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from schemas.envelope import Sampling
+from workers.engine.attention.protocol import CacheShape
+from workers.engine.batch import Batch, make_batch
+from workers.engine.model.backends import choose_backends
+from workers.engine.model.config import ModelConfig
+from workers.engine.model.linear import choose_scheme
+from workers.engine.model.llama import Layer, Llama, pack_layer
+from workers.engine.plan import Chunk, StepPlan, StepResult
+from workers.engine.sampler import NotFiniteLogits, draw
+from workers.engine.weights.gguf_file import GgufFile
+from workers.engine.weights.llama import read_layers, read_outer
+
+Precision = Literal["bf16", "fp32"]
+Logits = npt.NDArray[np.float32]
+
+_DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+# Below this much work a step's kernels run on one thread: waking the others would take longer than it saves.
+_ROWS_ALONE_MAX = 31
+_KEYS_ALONE_MAX = 4095
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What was loaded and how it runs."""
+
+    precision: Precision
+    exact: bool
+    exact_reason: str
+    weights_bytes: int
+    cache_bytes: int
+    cache_tokens: int
+    threads: int
+    load_ms: int
+
+    def numbers(self) -> dict[str, int | bool | str]:
+        """The fields by name, for a log line."""
+        return asdict(self)
+
+
+class ModelRunner:
+    """A model loaded from a GGUF file, with a cache of cache_blocks blocks of block_tokens positions.
+
+    threads: None for all the processors that this process may use. progress is told the share done, 0 to 1, and what is being
+    done. WeightsError when the file cannot be loaded. One thread at a time calls it.
+    """
+
+    def __init__(
+        self,
+        gguf_path: str | Path,
+        precision: Literal["auto", "bf16", "fp32"] = "auto",
+        cache_blocks: int = 512,
+        block_tokens: int = 16,
+        threads: int | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> None:
+        began = time.perf_counter()
+        self._say = progress or (lambda share, what: None)
+        self._say(0.0, "reading the model file")
+        file = GgufFile(gguf_path)
+        self.config = file.config()
+        self.tokenizer_fields = file.tokenizer_fields()
+        self.precision: Precision = _fitting_precision() if precision == "auto" else precision
+        self._threads = threads or waiting.available()
+        self._block_tokens = block_tokens
+        torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            self._load(file, cache_blocks)
+        self._load_ms = round(1000 * (time.perf_counter() - began))
+        self._say(1.0, "loaded")
+
+    @property
+    def exact(self) -> bool:
+        """Whether a row's bits are the same whatever shares its step and however its prompt was cut."""
+        return self._inexact_because is None
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Computes a step. NotFiniteLogits, naming the requests, when the model's result is not a number."""
+        drawing = [chunk for chunk in plan.chunks if chunk.samples]
+        drawn: dict[str, int] = {}
+        broken = []
+        for chunk, row in zip(drawing, self.logits(plan), strict=True):
+            token = draw(row, chunk.sampling, chunk.end)
+            if token is None:
+                broken.append(chunk.request)
+            else:
+                drawn[chunk.request] = token
+        if broken:
+            raise NotFiniteLogits(tuple(broken))
+        return StepResult(drawn)
+
+    def logits(self, plan: StepPlan) -> Logits:
+        """Computes a step without drawing: float32 [chunks that sample, vocabulary_size]."""
+        batch = make_batch(plan, self._block_tokens)
+        with torch.inference_mode():
+            self._backends.use_threads(self._threads_for(batch))
+            return self._model.forward(batch)
+
+    def warm_up(self) -> None:
+        """Runs a step of each size that is computed in its own way, so that no request waits for a first time."""
+        self._say(0.0, "warming up")
+        for rows in self._scheme.sizes:
+            if rows <= self._cache_blocks * self._block_tokens:
+                self.run(StepPlan((_warm_up_chunk(rows, self._block_tokens),)))
+        self._say(1.0, "warm")
+
+    def describe(self) -> Description:
+        """Sizes and how it runs."""
+        return Description(
+            precision=self.precision,
+            exact=self.exact,
+            exact_reason=self._inexact_because or self._backends.attention.reason,
+            weights_bytes=self._weights_bytes,
+            cache_bytes=self._backends.attention.cache_bytes,
+            cache_tokens=self._cache_blocks * self._block_tokens,
+            threads=self._threads,
+            load_ms=self._load_ms,
+        )
+
+    def _load(self, file: GgufFile, cache_blocks: int) -> None:
+        config, dtype = self.config, _DTYPES[self.precision]
+        self._cache_blocks = cache_blocks
+        self._scheme = choose_scheme(_linear_shapes(config), dtype)
+        outer = read_outer(file, config)
+        embedding = torch.from_numpy(outer.embedding).to(dtype)
+        head = embedding if outer.head is None else torch.from_numpy(outer.head).to(dtype)
+        self._backends = choose_backends(config, _cache_shape(config, cache_blocks, self._block_tokens), head, self._threads)
+        layers = tuple(self._pack_layers(file, dtype))
+        norm = torch.from_numpy(outer.norm)
+        parts = (self._scheme, self._backends.operations, self._backends.attention)
+        self._model = Llama(config, embedding, layers, norm, *parts)
+        self._inexact_because = self._why_inexact()
+        in_layers = config.layers * sum(outputs * inputs for outputs, inputs in _linear_shapes(config))
+        self._weights_bytes = embedding.nbytes + self._backends.operations.head_bytes + in_layers * dtype.itemsize
+
+    def _pack_layers(self, file: GgufFile, dtype: torch.dtype) -> Iterator[Layer]:
+        for number, weights in enumerate(read_layers(file, self.config)):
+            yield pack_layer(weights, self._scheme, dtype)
+            self._say((number + 1) / (self.config.layers + 1), f"layer {number + 1} of {self.config.layers}")
+
+    def _why_inexact(self) -> str | None:
+        if not self._backends.attention.exact:
+            return self._backends.attention.reason
+        if not self._scheme.exact:
+            return "no way of packing linear layers gives the same bits at every number of rows on this machine"
+        return None
+
+    def _threads_for(self, batch: Batch) -> int:
+        alone = batch.rows <= _ROWS_ALONE_MAX and batch.keys <= _KEYS_ALONE_MAX
+        return 1 if alone else self._threads
+
+
+def _fitting_precision() -> Precision:
+    """bf16 where the processor multiplies in it; float32 elsewhere, where emulation would be slower."""
+    tells = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
+    native = any(getattr(torch.cpu, tell, lambda: False)() for tell in tells)
+    return "bf16" if native and torch.backends.mkldnn.is_available() else "fp32"
+
+
+def _linear_shapes(config: ModelConfig) -> set[tuple[int, int]]:
+    """(outputs, inputs) of a layer's linear layers."""
+    hidden, forward = config.hidden_size, config.feed_forward_size
+    qkv = config.query_size + 2 * config.kv_size
+    return {(qkv, hidden), (hidden, config.query_size), (2 * forward, hidden), (hidden, forward)}
+
+
+def _cache_shape(config: ModelConfig, blocks: int, block_tokens: int) -> CacheShape:
+    return CacheShape(config.layers, blocks, block_tokens, config.heads, config.kv_heads, config.head_size)
+
+
+def _warm_up_chunk(rows: int, block_tokens: int) -> Chunk:
+    blocks = tuple(range(-(-rows // block_tokens)))
+    return Chunk("warm-up", (0,) * rows, 0, blocks, True, Sampling(seed=0, temperature=0.0))

@@ -1,0 +1,135 @@
+"""Two stages in one process: rails checks a request on its way in, guard holds its answer's stream until it is safe.
+
+Guarding is a work item of its own, published before the request goes on, so that a guard listens before the first token. A
+guard keeps nothing that it cannot rebuild: it reads hr.raw from the start, and what an earlier guard already released is on
+hr.reply.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from runtime.bus import Bus
+from runtime.clock import Clock
+from runtime.nats_bus import NatsBus
+from runtime.reader import LogReader
+from runtime.sequencer import emitted_before
+from runtime.settings import Settings
+from runtime.stage import Lane, StageLoop, Work, serve_stage, simple_lane
+from schemas import events, subjects
+from schemas.errors import HeadraceError
+from schemas.events import Finished, Terminal, Tokens, Usage
+from schemas.subjects import Stage
+from workers.guardrail import input_rails
+from workers.guardrail.output_rails import OutputRail
+
+log = structlog.get_logger()
+
+LAST_WORD_S = 2.0
+
+
+class RailsStage:
+    """Input rails: refuses, redacts or passes on; asks for a guard first when the answer needs one."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+
+    async def handle(self, work: Work) -> None:
+        """Publishes the guard's item, then the request to its next stage, each confirmed."""
+        envelope = input_rails.apply(work.envelope)
+        timeline = envelope.timeline.mark("rails.check", self._clock.now_us())
+        onward = envelope.passed("rails", timeline=timeline)
+        data = onward.encode()
+        if onward.rails.guards_output:
+            await self._bus.publish_confirmed(subjects.work("guard"), data, f"{work.request}:guard")
+        await self._bus.publish_confirmed(onward.next_subject, data, f"{work.request}:{onward.slip[0]}")
+
+
+class GuardStage:
+    """Output rails over one stream, from its first token to its terminal event."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+
+    async def handle(self, work: Work) -> None:
+        """Follows hr.raw, releases what is safe on hr.reply, and ends it exactly once."""
+        released = 0
+        if work.epoch > 1:
+            before = emitted_before(await self._bus.read_log(subjects.reply(work.request)))
+            if before.ended:
+                return
+            released = len(before.ids)
+            work.epoch = max(work.epoch, before.epoch + 1)
+        async with LogReader(self._bus, subjects.raw(work.request)) as reader:
+            terminal = await self._follow(work, reader, released)
+        await self._bus.publish_confirmed(
+            subjects.reply(work.request), events.encode(terminal), f"{work.request}:end"
+        )
+        if isinstance(terminal, Finished) and terminal.reason == "content_filter":
+            await self._bus.mark_cancelled(work.request)
+
+    async def _follow(self, work: Work, reader: LogReader, released: int) -> Terminal:
+        """Releases tokens as they become safe; those below `released` were sent by an earlier attempt."""
+        rail = OutputRail(work.envelope.rails)
+        async for event in reader:
+            safe = rail.feed(event) if isinstance(event, Tokens) else rail.close(event.epoch)
+            for tokens in safe:
+                work.index = tokens.end
+                fresh = tokens.since(released)
+                if fresh.ids:
+                    sent = Tokens(work.epoch, fresh.index, fresh.ids, fresh.texts)
+                    await self._bus.publish(subjects.reply(work.request), events.encode(sent))
+            if rail.blocked is not None:
+                last = event if not isinstance(event, Tokens) else await self._stop_engine(work, reader)
+                return self._blocked(work, rail, last)
+            if not isinstance(event, Tokens):
+                return self._ended(work, rail, event)
+        raise AssertionError("a reader ends with a terminal event")
+
+    async def _stop_engine(self, work: Work, reader: LogReader) -> Terminal | None:
+        """Tells the engine to stop and waits a moment for its last word, which has the usage and the timings."""
+        await self._bus.publish(subjects.cancel(work.request), b"engine")
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                async for event in reader:
+                    if not isinstance(event, Tokens):
+                        return event
+        except (TimeoutError, HeadraceError):
+            log.warning("no_last_word", request=work.request)
+        return None
+
+    def _ended(self, work: Work, rail: OutputRail, terminal: Terminal) -> Terminal:
+        timeline = terminal.timeline.mark("rails.output", self._clock.now_us())
+        verdicts = work.envelope.verdicts + rail.verdicts
+        return replace(terminal, epoch=work.epoch, index=work.index, timeline=timeline, verdicts=verdicts)
+
+    def _blocked(self, work: Work, rail: OutputRail, last: Terminal | None) -> Finished:
+        timeline = last.timeline if last else work.envelope.timeline
+        usage = (last.usage if last else None) or Usage(0, work.index)
+        return Finished(
+            work.epoch,
+            work.index,
+            "content_filter",
+            usage,
+            timeline.mark("rails.output", self._clock.now_us()),
+            work.envelope.passages,
+            work.envelope.verdicts + rail.verdicts,
+        )
+
+
+async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event) -> None:
+    """Runs both stages until stop is set, then drains them: no new request first, streams in flight last."""
+    rails, guard = RailsStage(bus, bus.clock), GuardStage(bus, bus.clock)
+    loops: dict[Stage, StageLoop] = {
+        "rails": StageLoop(bus, bus.clock, "rails", _lanes("rails", settings), rails.handle),
+        "guard": StageLoop(bus, bus.clock, "guard", _lanes("guard", settings), guard.handle),
+    }
+    await asyncio.gather(*(serve_stage(stage, loop, settings, bus, stop) for stage, loop in loops.items()))
+
+
+def _lanes(stage: Stage, settings: Settings) -> Callable[[StageLoop], list[Lane]]:
+    return lambda loop: [simple_lane(stage, loop, settings.worker_slots)]
