@@ -67,8 +67,13 @@ class Answer:
         await self.follow.open()
 
     def watch_deadline(self) -> None:
-        """From now on the end comes by the deadline (a resumed answer of unknown deadline: by the longest there is)."""
-        if self.record.deadline_us is None:
+        """From now on the end comes by the deadline; a resumed answer of unknown deadline: by the longest there is.
+
+        What has ended already must be in the log: if it is not, it never comes.
+        """
+        if self.record.terminal is not None:
+            remaining_s = 0.0
+        elif self.record.deadline_us is None:
             remaining_s = DEADLINE_MS_MAX / 1000
         else:
             remaining_s = max(0.0, (self.record.deadline_us - self._bus.clock.now_us()) / 1e6)
@@ -113,7 +118,13 @@ class Answer:
         self._on_closed(self)
 
     def _expire(self) -> None:
-        self.end(HeadraceError("deadline_exceeded", "no worker ended the request by its deadline"))
+        ended = self.record.terminal
+        if isinstance(ended, Failed):
+            self.end(HeadraceError(ended.code, ended.message, ended.param))
+        elif ended is not None:
+            self.end(HeadraceError("replay_expired", "the log no longer holds this request's answer"))
+        else:
+            self.end(HeadraceError("deadline_exceeded", "no worker ended the request by its deadline"))
         if self._owner:
             self.record.cancelled = True
             self._spawn(tell_cancelled(self._bus, self.request))

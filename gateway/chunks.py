@@ -82,6 +82,10 @@ class Chunks:
         error = HeadraceError(failed.code, failed.message, failed.param)
         return _event(error_body(error) | headrace_part(self._request, failed, self._timings)) + DONE
 
+    def fault(self) -> bytes:
+        """A failure of the gateway itself in the middle of a stream."""
+        return _event(error_body(HeadraceError("internal", "the gateway failed in the middle of the answer"))) + DONE
+
     def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self._include_usage else {}
         return self._base | {"choices": choices} | usage

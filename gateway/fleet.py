@@ -44,7 +44,10 @@ class Fleet:
     async def close(self) -> None:
         """Stops listening."""
         if self._subscription is not None:
-            await self._subscription.unsubscribe()
+            try:
+                await self._subscription.unsubscribe()
+            except Exception as error:  # a connection that is gone has no subscriptions either
+                log.debug("unsubscribe", error=repr(error))
 
     async def _on_presence(self, message: Message) -> None:
         try:

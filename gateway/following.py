@@ -63,6 +63,7 @@ class Follow:
         self._gap = False
         self._after = 0  # place in the log up to which it was read
         self._looks = 0
+        self._resumed = log_first
         self._look_at = 0.0 if log_first else self._loop.time() + SILENCE_S
         self.overflowed = False
         self.gaps = 0
@@ -200,7 +201,10 @@ class Follow:
     def _lost(self) -> End:
         end = self._session.give_up()
         log.error("hole", request=self._request, index=self.index, overflowed=self.overflowed)
-        if self.overflowed and isinstance(end.outcome, HeadraceError):
+        if isinstance(end.outcome, HeadraceError) and self._resumed and self.index == self._session.start:
+            message = f"the log no longer holds token {self.index} of this request"
+            return self._end_here(HeadraceError("replay_expired", message))
+        if isinstance(end.outcome, HeadraceError) and self.overflowed:
             return self._end_here(HeadraceError("slow_reader", "you read too slowly: what you missed is lost"))
         return self._typed(end)
 

@@ -122,7 +122,7 @@ async def _streamed(door: Door, asked: Asked, kind: Kind, answer: Answer, watch:
         return failure(answer, first[0])
     include_usage = asked.stream_options is not None and asked.stream_options.include_usage
     chunks = Chunks(kind, answer.request, asked.model, include_usage, asked.headrace.timings)
-    return EventStream(_events(answer, chunks, first, keepalive_s), close)
+    return EventStream(_events(answer, chunks, first, keepalive_s), chunks.fault(), close)
 
 
 async def _events(answer: Answer, chunks: Chunks, first: list[Piece], keepalive_s: float) -> AsyncIterator[bytes]:

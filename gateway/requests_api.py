@@ -18,7 +18,7 @@ from gateway.chunks import KEEPALIVE, error_body, timings_body, usage_body
 from gateway.openai_api import failure, watch_client
 from gateway.responses import EventStream, JsonResponse
 from gateway.resume import Record, Snapshot, locate, not_found, snapshot, state_of
-from gateway.socket_frames import FrameWriter
+from gateway.socket_frames import FrameWriter, error_frame
 from runtime.bus import BusUnavailable
 from schemas.errors import HeadraceError
 from schemas.events import Failed, Finished, Tokens
@@ -88,7 +88,9 @@ async def events(request: Request) -> Response:
     if first and isinstance(first[0], Failed) and first[0].code == "replay_expired":
         await close()
         return failure(answer, first[0])
-    stream = EventStream(_frames(answer, first, door.settings.keepalive_s), close)
+    fault = error_frame(HeadraceError("internal", "the gateway failed in the middle"), None, name)
+    frames = _frames(answer, first, door.settings.keepalive_s)
+    stream = EventStream(frames, f"data: {fault}\n\n".encode(), close)
     stream.headers["X-Request-Id"] = name
     return stream
 

@@ -41,25 +41,37 @@ def error_response(error: HeadraceError, part: dict[str, Any] | None = None) -> 
 
 
 class EventStream(Response):
-    """Server-sent events, sent as they come. close is awaited however the stream ends."""
+    """Server-sent events, sent as they come. close is awaited however the stream ends.
 
-    def __init__(self, parts: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
+    fault is what a client gets when we fail in the middle: no stream ends silently.
+    """
+
+    def __init__(self, parts: AsyncIterator[bytes], fault: bytes, close: Callable[[], Awaitable[None]]) -> None:
         super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, "text/event-stream")
         del self.headers["content-length"]
         self._parts = parts
+        self._fault = fault
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends headers, every part, and the end."""
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for part in self._parts:
+            async for part in self._parts_or_fault():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:  # the client is gone; whoever watches it has cancelled the request
             log.debug("stream_unsent")
         finally:
             await self._close()
+
+    async def _parts_or_fault(self) -> AsyncIterator[bytes]:
+        try:
+            async for part in self._parts:
+                yield part
+        except Exception:
+            log.error("unexpected", request=self.headers.get("x-request-id"), error=traceback.format_exc())
+            yield self._fault
 
 
 def request_id(request: Request) -> str:

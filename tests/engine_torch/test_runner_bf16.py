@@ -33,9 +33,7 @@ def test_the_machine_is_found_exact(bf16: ModelRunner) -> None:
     assert bf16.exact, bf16.describe().exact_reason
 
 
-def test_a_batch_of_sixteen_changes_no_bit(
-    bf16: ModelRunner, prompts: list[list[int]], alone: list[Running]
-) -> None:
+def test_a_batch_of_sixteen_changes_no_bit(bf16: ModelRunner, prompts: list[list[int]], alone: list[Running]) -> None:
     """Ten prompts and six strangers in the same steps."""
     strangers = [list(range(100 + 7 * number, 140 + 9 * number)) for number in range(6)]
     together = place([*prompts, *strangers], TOKENS, 256)

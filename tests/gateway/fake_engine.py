@@ -82,15 +82,17 @@ class FakeEngine:
         )
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._pullers: list[Puller] = []
+        self._room = asyncio.Event()
+        self._room.set()
+        self._asking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self.bus.subscribe(subjects.CANCEL_ALL, self._on_cancel)
         for priority in PRIORITIES:
             subject = subjects.work("engine", self.model, priority)
             consumer = subjects.work_consumer("engine", self.model, priority)
-            puller = await self.bus.pull(subject, consumer, self._on_delivery, lambda: None)
-            await puller.ask(64)
-            self._pullers.append(puller)
+            self._pullers.append(await self.bus.pull(subject, consumer, self._on_delivery, self._room.set))
+        self._asking = asyncio.create_task(self._ask())
 
         async def on_rollcall(_: Message) -> None:
             await self.tell()
@@ -101,7 +103,17 @@ class FakeEngine:
     async def tell(self) -> None:
         await tell(self.bus, self.presence)
 
+    async def _ask(self) -> None:
+        """Keeps 64 items asked for in every class; a pull that ran out is asked again."""
+        while True:
+            await self._room.wait()
+            self._room.clear()
+            for puller in self._pullers:
+                await puller.ask(64 - puller.outstanding)
+
     async def stop(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -113,6 +125,7 @@ class FakeEngine:
             self._tasks[request].cancel()
 
     async def _on_delivery(self, delivery: Delivery) -> None:
+        self._room.set()
         job = Job(self.bus, Envelope.decode(delivery.data), delivery.attempt)
         self.jobs.append(job)
         self._tasks[job.envelope.request] = asyncio.create_task(self._work(job, delivery))

@@ -129,6 +129,16 @@ async def test_a_hole_that_nothing_fills_ends_in_a_typed_error(monkeypatch: pyte
     assert follow.ended_here
 
 
+async def test_a_resume_from_what_the_log_no_longer_holds_is_replay_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "GAP_S", 0.02)
+    bus = LossyBus()
+    await bus.say(tokens(7, "h"))
+    follow = await opened(bus, start=3, log_first=True)
+    texts, end = await everything(follow)
+    assert isinstance(end, Failed)
+    assert (texts, end.code) == ([], "replay_expired")
+
+
 async def test_a_lost_end_is_found_after_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "SILENCE_S", 0.02)
     bus = LossyBus()

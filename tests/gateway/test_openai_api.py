@@ -405,6 +405,18 @@ async def test_an_own_fault_is_500_and_never_the_clients(
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
 
 
+async def test_an_own_fault_in_the_middle_of_a_stream_is_told_in_band(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("gateway.chunks.Chunks.tokens", broken)
+    answer = await http.post("/v1/chat/completions", json=ASK | {"stream": True})
+    assert data_of(answer.text)[-1]["error"]["code"] == "internal"
+    assert "in_flight_requests 0.0" in (await http.get("/metrics")).text
+
+
 async def test_more_requests_than_fit_are_told_to_come_again(
     broker: NatsServer, bus: NatsBus, engine: FakeEngine
 ) -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from runtime.nats_bus import NatsBus
+from schemas import subjects
 from tests.gateway.conftest import settings, unready_gateway
 from tests.gateway.fake_engine import MODEL, FakeEngine, Job
 from tests.support.broker import NatsServer
@@ -129,3 +130,11 @@ async def test_delete_leaves_what_has_ended_as_it_is(http: httpx.AsyncClient, en
     request = (await http.post("/v1/chat/completions", json=ASK)).headers["x-request-id"]
     assert (await http.delete(f"/v1/requests/{request}")).json()["status"] == "completed"
     assert engine.cancelled == []
+
+
+async def test_a_replay_that_the_log_no_longer_holds_is_410(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+    request = (await http.post("/v1/chat/completions", json=ASK)).headers["x-request-id"]
+    await engine.bus.client.jetstream().purge_stream(subjects.REPLY_STREAM)
+    answer = await http.get(f"/v1/requests/{request}/events")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "replay_expired")
+    assert (await http.get(f"/v1/requests/{request}")).json()["status"] == "completed"

@@ -41,7 +41,8 @@ class Batch:
 def make_batch(plan: StepPlan, block_tokens: int) -> Batch:
     """The arrays of a plan that holds at least one chunk, each with at least one token."""
     chunks = plan.chunks
-    assert chunks and all(chunk.token_ids for chunk in chunks), "a step has chunks, and a chunk has tokens"
+    assert chunks, "a step has chunks"
+    assert all(chunk.token_ids for chunk in chunks), "a chunk has tokens"
     lengths = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.int64)
     row_starts = np.concatenate(([0], np.cumsum(lengths)))
     row_sequences = np.repeat(np.arange(len(chunks), dtype=np.int64), lengths)

@@ -23,7 +23,7 @@ from workers.engine.attention.protocol import CacheShape
 from workers.engine.batch import Batch, make_batch
 from workers.engine.model.backends import choose_backends
 from workers.engine.model.config import ModelConfig
-from workers.engine.model.linear import choose_scheme
+from workers.engine.model.linear import choose_scheme, has_onednn
 from workers.engine.model.llama import Layer, Llama, pack_layer
 from workers.engine.plan import Chunk, StepPlan, StepResult
 from workers.engine.sampler import NotFiniteLogits, draw
@@ -140,7 +140,7 @@ class ModelRunner:
     def _load(self, file: GgufFile, cache_blocks: int) -> None:
         config, dtype = self.config, _DTYPES[self.precision]
         self._cache_blocks = cache_blocks
-        self._scheme = choose_scheme(_linear_shapes(config), dtype)
+        self._scheme = choose_scheme(set(_linear_shapes(config)), dtype)
         outer = read_outer(file, config)
         embedding = torch.from_numpy(outer.embedding).to(dtype)
         head = embedding if outer.head is None else torch.from_numpy(outer.head).to(dtype)
@@ -174,14 +174,14 @@ def _fitting_precision() -> Precision:
     """bf16 where the processor multiplies in it; float32 elsewhere, where emulation would be slower."""
     tells = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
     native = any(getattr(torch.cpu, tell, lambda: False)() for tell in tells)
-    return "bf16" if native and torch.backends.mkldnn.is_available() else "fp32"
+    return "bf16" if native and has_onednn() else "fp32"
 
 
-def _linear_shapes(config: ModelConfig) -> set[tuple[int, int]]:
+def _linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     """(outputs, inputs) of a layer's linear layers."""
     hidden, forward = config.hidden_size, config.feed_forward_size
     qkv = config.query_size + 2 * config.kv_size
-    return {(qkv, hidden), (hidden, config.query_size), (2 * forward, hidden), (hidden, forward)}
+    return [(qkv, hidden), (hidden, config.query_size), (2 * forward, hidden), (hidden, forward)]
 
 
 def _cache_shape(config: ModelConfig, blocks: int, block_tokens: int) -> CacheShape:

@@ -24,7 +24,7 @@ class NotFiniteLogits(Exception):
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), 53 random bits, from seed and position in [0, 2**64): two rounds of splitmix64 (Steele et al., 2014)."""
+    """A number in [0, 1), 53 random bits, from seed and position in [0, 2**64): splitmix64 (Steele et al., 2014) twice."""
     return (_mix(_mix(seed) ^ position) >> 11) * 2.0**-53
 
 

@@ -19,7 +19,8 @@ Where the line is drawn between missing and crying wolf:
   separators and 9 to 12 digits. Dates, times, versions, decimals and numbers in one piece pass.
 - e-mail needs a dotted domain: `me@localhost` passes. Local parts may be of any script; scripts written without spaces are
   taken up to 12 characters and not mixed with others, so that prose beside an address stays.
-Not seen: text hidden by spelling (`bob at x dot com`), zero-width characters, other encodings.
+Not seen: text hidden by spelling (`bob at x dot com`), zero-width characters, other encodings; what a secret has beyond the
+longest match of its rule; a secret that ends before its shortest match, as when an answer is cut off inside it.
 """
 
 import re
@@ -38,9 +39,9 @@ class Rule:
 
     body is a pattern in the syntax of the regex module; when it has a group, that group is what is removed, else all of it.
     chars_max: characters of the longest body. check gets the text to remove and returns how many of its characters, from the
-    front, really are a match (0: none). sign is a short pattern found inside every match: text without
-    any rule's sign is passed after one look. blocking, when set, replaces body where the rule blocks: enough of the beginning
-    to be sure of, so that a block need not wait for the end.
+    front, really are a match (0: none). sign is a short pattern found inside every match: text without any rule's sign is
+    passed after one look. blocking, when set, replaces body where the rule blocks: enough of the beginning to be sure of, so
+    that a block need not wait for the end.
     """
 
     name: str

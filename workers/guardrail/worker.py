@@ -39,7 +39,8 @@ class RailsStage:
 
     async def handle(self, work: Work) -> None:
         """Publishes the guard's item, then the request to its next stage, each confirmed."""
-        envelope = input_rails.apply(work.envelope)
+        # On a thread: a prompt of megabytes costs seconds, and the leases of this process must be kept meanwhile.
+        envelope = await asyncio.to_thread(input_rails.apply, work.envelope)
         timeline = envelope.timeline.mark("rails.check", self._clock.now_us())
         onward = envelope.passed("rails", timeline=timeline)
         data = onward.encode()

@@ -38,7 +38,8 @@ class CpuAttention:
         self._key_arrays = [array_of(layer) for layer in self._keys]
         self._value_arrays = [array_of(layer) for layer in self._values]
         group = shape.heads // shape.kv_heads
-        self._attend = make_attend(shape.kv_heads, group, shape.head_size, shape.block_tokens)
+        halves = dtype == torch.bfloat16
+        self._attend = make_attend(shape.kv_heads, group, shape.head_size, shape.block_tokens, halves)
         self._batch: Batch | None = None
 
     @property

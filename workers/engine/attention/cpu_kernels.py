@@ -6,8 +6,10 @@ so that keys and values are read once. Keys lie transposed inside a block, [kv h
 come from sixteen lanes without a sum across lanes; values lie [kv head][offset][value].
 """
 
-# numba's decorators carry no types.
-# mypy: disable-error-code="untyped-decorator"
+# numba makes its types and intrinsics at run time: nothing here can be checked before that.
+# mypy: ignore-errors
+
+from functools import cache
 
 import numpy as np
 from numba import njit, prange
@@ -25,28 +27,33 @@ def chains_for(group: int) -> int:
     return 4 if group <= 4 else 2 if group <= 8 else 1
 
 
-def make_attend(kv_heads: int, group: int, size: int, block_tokens: int):  # type: ignore[no-untyped-def]
-    """The attention kernel for these sizes: group query heads a kv head, size values a head."""
+@njit(nogil=True)
+def _soften(scores, seen, peaks, sums, scales, group):
+    # scores become weights relative to the running maximum; scales say by how much older sums shrink.
+    for head in range(group):
+        tile = load(scores, head * WIDTH)
+        if seen < WIDTH:
+            tile = first_of(tile, seen)
+        peak = max(peaks[head], greatest(tile))
+        weights = exp(sub(tile, splat(peak)))
+        shrink = exp(splat(peaks[head] - peak))
+        store(scales, head * WIDTH, shrink)
+        store(scores, head * WIDTH, weights)
+        store(sums, head * WIDTH, fma(load(sums, head * WIDTH), shrink, weights))
+        peaks[head] = peak
+
+
+@cache
+def make_attend(kv_heads: int, group: int, size: int, block_tokens: int, halves: bool):
+    """The attention kernel for these sizes: group query heads a kv head, size values a head; bfloat16 (halves) or float32.
+
+    Its constants are plain integers, so that numba finds the compiled code again in the next process.
+    """
     chains = chains_for(group)
     block_values = kv_heads * size * block_tokens
     tiles_per_block = block_tokens // WIDTH
 
-    @njit(nogil=True)
-    def soften(scores, seen, peaks, sums, scales):  # type: ignore[no-untyped-def]
-        # scores become weights relative to the running maximum; scales say by how much older sums shrink.
-        for head in range(group):
-            tile = load(scores, head * WIDTH)
-            if seen < WIDTH:
-                tile = first_of(tile, seen)
-            peak = max(peaks[head], greatest(tile))
-            weights = exp(sub(tile, splat(peak)))
-            shrink = exp(splat(peaks[head] - peak))
-            store(scales, head * WIDTH, shrink)
-            store(scores, head * WIDTH, weights)
-            store(sums, head * WIDTH, fma(load(sums, head * WIDTH), shrink, weights))
-            peaks[head] = peak
-
-    def attend(queries, keys, values, tables, sequences, positions, out, rows):  # type: ignore[no-untyped-def]
+    def attend(queries, keys, values, tables, sequences, positions, out, rows):
         items = rows * kv_heads
         for turn in prange(items):
             # Long and short rows in turns: each thread gets a run of turns, and in a prefill later rows see more keys.
@@ -65,28 +72,25 @@ def make_attend(kv_heads: int, group: int, size: int, block_tokens: int):  # typ
                 offset = tile % tiles_per_block * WIDTH
                 seen = min(WIDTH, seen_in_all - tile * WIDTH)
                 dot_products(queries, first, keys, start + offset, block_tokens, scores, group, size, chains)
-                soften(scores, seen, peaks, sums, scales)
+                _soften(scores, seen, peaks, sums, scales, group)
                 add_weighted(scores, scales, values, start + offset * size, seen, result, group, size)
             for head in range(group):
                 share = splat(np.float32(1.0) / total(load(sums, head * WIDTH)))
                 for column in range(head * size, (head + 1) * size, WIDTH):
                     store(out, first + column, mul(load(result, column), share))
 
-    tables_type = int32[:, ::1]
-    kinds = [
-        none(_FLAT_FLOAT, kind, kind, tables_type, int64[::1], int64[::1], kind, int64)
-        for kind in (uint16[::1], float32[::1])
-    ]
-    return njit(kinds, parallel=True, nogil=True, cache=True)(attend)
+    kind = uint16[::1] if halves else float32[::1]
+    signature = none(_FLAT_FLOAT, kind, kind, int32[:, ::1], int64[::1], int64[::1], kind, int64)
+    return njit([signature], parallel=True, nogil=True, cache=True)(attend)
 
 
-def _write_signature(kind):  # type: ignore[no-untyped-def]
+def _write_signature(kind):
     rows = Array(kind, 2, "A")
     return none(rows, rows, int64[::1], kind[::1], kind[::1], int64, int64, int64)
 
 
 @njit([_write_signature(kind) for kind in (uint16, float32)], nogil=True, cache=True)
-def write_rows(new_keys, new_values, slots, keys, values, kv_heads, size, block_tokens):  # type: ignore[no-untyped-def]
+def write_rows(new_keys, new_values, slots, keys, values, kv_heads, size, block_tokens):
     """Puts row i's keys and values, [kv_heads * size] each, at slots[i] of one layer's cache."""
     for row in range(len(slots)):
         block, offset = slots[row] // block_tokens, slots[row] % block_tokens

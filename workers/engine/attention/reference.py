@@ -49,7 +49,7 @@ class ReferenceAttention:
 
 
 class _Rows:
-    """Rows [begin, end) of the batch are one sequence's; slots of all its positions so far; which of them a row must not see."""
+    """Rows [begin, end) are one sequence's; the slots of all its positions so far; which of them each row must not see."""
 
     def __init__(self, batch: Batch, number: int, block_tokens: int) -> None:
         self.begin, self.end = int(batch.row_starts[number]), int(batch.row_starts[number + 1])

@@ -49,7 +49,7 @@ def _kernels(config: ModelConfig, shape: CacheShape, head: torch.Tensor, threads
     lacks = kernel_operations.lacks(config) or cpu.lacks(shape)
     if lacks is not None:
         raise _Unfit(lacks)
-    threads_max = int(numba.config.NUMBA_NUM_THREADS)
+    threads_max = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     operations = kernel_operations.KernelRowOperations(config, head, min(threads, threads_max))
     attention = cpu.CpuAttention(shape, head.dtype)
     return Backends(operations, attention, lambda count: numba.set_num_threads(min(count, threads_max)))

@@ -38,7 +38,7 @@ class KernelRowOperations:
         self._threads = threads
         self._epsilon = np.float32(config.norm_epsilon)
         self._cosine, self._sine = (table.reshape(-1) for table in rotary_tables(config))
-        self._head = row_kernels.make_head(config.hidden_size)
+        self._head = row_kernels.make_head(config.hidden_size, head.dtype == torch.bfloat16)
         self._head_tiles = _flat(_tiles(head))
 
     @property
@@ -51,9 +51,7 @@ class KernelRowOperations:
         size = self._config.hidden_size
         row_kernels.norm_rows(_flat(residual), _flat(weight), _flat(out), rows, size, self._epsilon)
 
-    def add_norm(
-        self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int
-    ) -> None:
+    def add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """See RowOperations."""
         size = self._config.hidden_size
         arrays = (_flat(residual), _flat(delta), _flat(weight), _flat(out))

@@ -5,8 +5,8 @@ batch the row is in. LLVM maps the sixteen lanes to what the machine has: one re
 and contiguous, of float32 or of uint16 holding bfloat16 bits; `at` is the index of the first of sixteen neighbours.
 """
 
-# numba calls an intrinsic's function at compile time, with types in place of values: annotations would say nothing.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc"
+# numba calls an intrinsic's function at compile time, with types in place of values: nothing here can be checked before that.
+# mypy: ignore-errors
 
 from typing import Any
 
@@ -16,6 +16,8 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
 
+from workers.engine.model import kernel_cache  # noqa: F401 - sets where the kernels that use this are kept
+
 WIDTH = 16
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
@@ -24,7 +26,7 @@ _INTS = ir.VectorType(_INT, WIDTH)
 _SHORTS = ir.VectorType(ir.IntType(16), WIDTH)
 
 
-class LanesType(types.Type):  # type: ignore[misc]
+class LanesType(types.Type):
     """numba's type of sixteen float32 values."""
 
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ LANES = LanesType()
 
 
 @register_model(LanesType)
-class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]
+class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _VECTOR)
 

@@ -87,8 +87,13 @@ def choose_scheme(shapes: set[tuple[int, int]], dtype: torch.dtype) -> Scheme:
     return Scheme(packed=False, packed_for=None, sizes=_SIZES, exact=False)
 
 
+def has_onednn() -> bool:
+    """Whether this torch was built with oneDNN."""
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
 def _candidates(dtype: torch.dtype) -> list[Scheme]:
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    if not (has_onednn() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return []
     hints = (1, None) if dtype == torch.bfloat16 else (None, 1)
     free = [Scheme(True, hint, _sizes(1, most)) for most in (128, 64) for hint in hints]

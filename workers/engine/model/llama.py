@@ -112,9 +112,7 @@ class Llama:
         self._attention.write(number, work.keys[:rows], values)
         self._attention.attend(number, work.queries[:rows], work.attended[:rows])
 
-    def _logits(
-        self, residual: torch.Tensor, delta: torch.Tensor, sampled: torch.Tensor
-    ) -> npt.NDArray[np.float32]:
+    def _logits(self, residual: torch.Tensor, delta: torch.Tensor, sampled: torch.Tensor) -> npt.NDArray[np.float32]:
         rows = len(sampled)
         if not rows:
             return np.empty((0, self._config.vocabulary_size), np.float32)

@@ -4,8 +4,8 @@ Both hold all sums in registers and write them once. The number of vectors and t
 LLVM unrolls them; neither changes the order in which any one result is summed.
 """
 
-# numba calls an intrinsic's function at compile time, with types in place of values: annotations would say nothing.
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc"
+# numba calls an intrinsic's function at compile time, with types in place of values: nothing here can be checked before that.
+# mypy: ignore-errors
 
 from typing import Any
 

@@ -4,10 +4,11 @@ Arrays are flat; rows follow one another. Model values are float32 or, in bf16, 
 stream, norms and logits are float32. Compiled when this module is first imported, then kept in numba's cache.
 """
 
-# numba's decorators carry no types.
-# mypy: disable-error-code="untyped-decorator"
+# numba makes its types and intrinsics at run time: nothing here can be checked before that.
+# mypy: ignore-errors
 
 import math
+from functools import cache
 
 import numpy as np
 from numba import njit, prange
@@ -21,7 +22,7 @@ _HEAD_CHAINS = 2
 
 
 @njit([none(_F, _F, out, int64, int64, float32) for out in (_H, _F)], parallel=True, nogil=True, cache=True)
-def norm_rows(residual, weight, out, rows, size, epsilon):  # type: ignore[no-untyped-def]
+def norm_rows(residual, weight, out, rows, size, epsilon):
     """out = residual / root of mean square * weight."""
     for row in prange(rows):
         squares = splat(np.float32(0.0))
@@ -35,7 +36,7 @@ def norm_rows(residual, weight, out, rows, size, epsilon):  # type: ignore[no-un
 
 
 @njit([none(_F, kind, _F, kind, int64, int64, float32) for kind in (_H, _F)], parallel=True, nogil=True, cache=True)
-def add_norm_rows(residual, delta, weight, out, rows, size, epsilon):  # type: ignore[no-untyped-def]
+def add_norm_rows(residual, delta, weight, out, rows, size, epsilon):
     """residual += delta; out = residual / root of mean square * weight."""
     for row in prange(rows):
         squares = splat(np.float32(0.0))
@@ -50,7 +51,7 @@ def add_norm_rows(residual, delta, weight, out, rows, size, epsilon):  # type: i
 
 
 @njit([none(kind, kind, int64, int64) for kind in (_H, _F)], parallel=True, nogil=True, cache=True)
-def gate_rows(gate_up, out, rows, size):  # type: ignore[no-untyped-def]
+def gate_rows(gate_up, out, rows, size):
     """out = silu(gate) * up; a row of gate_up holds the gate, then up, of size values each."""
     one, zero = splat(np.float32(1.0)), splat(np.float32(0.0))
     for row in prange(rows):
@@ -65,7 +66,7 @@ _ROTATE = [none(kind, _F, _F, int64[::1], _F, kind, int64, int64, int64, int64) 
 
 
 @njit(_ROTATE, parallel=True, nogil=True, cache=True)
-def rotate_rows(qkv, cosine, sine, positions, queries, keys, rows, heads, kv_heads, size):  # type: ignore[no-untyped-def]
+def rotate_rows(qkv, cosine, sine, positions, queries, keys, rows, heads, kv_heads, size):
     """Rotary positions: queries (float32, divided by the root of size) and keys from rows of queries, keys, values.
 
     cosine and sine: [position, size / 2]. Rotate-half: element i of a head turns with element i + size / 2.
@@ -93,16 +94,22 @@ def rotate_rows(qkv, cosine, sine, positions, queries, keys, rows, heads, kv_hea
 
 
 @njit(nogil=True)
-def _copy_scores(scores, logits, first, count, tile, width):  # type: ignore[no-untyped-def]
+def _copy_scores(scores, logits, first, count, tile, width):
     for vector in range(count):
         store(logits, (first + vector) * width + tile * WIDTH, load(scores, vector * WIDTH))
 
 
-def make_head(size: int):  # type: ignore[no-untyped-def]
-    """The output head for rows of `size` values. Its sums do not depend on how many rows there are."""
+@cache
+def make_head(size: int, halves: bool):
+    """The output head for rows of `size` values and weights in bfloat16 (halves) or float32.
 
-    @njit([none(_F, kind, _F, int64, int64) for kind in (_H, _F)], parallel=True, nogil=True, cache=True)
-    def head_rows(rows_in, weight, logits, rows, width):  # type: ignore[no-untyped-def]
+    Its sums do not depend on how many rows there are.
+    """
+
+    signature = none(_F, _H if halves else _F, _F, int64, int64)
+
+    @njit([signature], parallel=True, nogil=True, cache=True)
+    def head_rows(rows_in, weight, logits, rows, width):
         """logits[row, token] (width columns) from tiles: weight[token // 16][d][token % 16]."""
         for tile in prange(width // WIDTH):
             scores = np.empty(8 * WIDTH, np.float32)

@@ -27,9 +27,7 @@ class RowOperations(Protocol):
         """out = RMS norm of residual, times weight."""
         ...
 
-    def add_norm(
-        self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int
-    ) -> None:
+    def add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """residual += delta, then norm()."""
         ...
 

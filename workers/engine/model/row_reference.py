@@ -25,9 +25,7 @@ class ReferenceRowOperations:
         scale = torch.rsqrt(value.square().mean(-1, keepdim=True) + self._config.norm_epsilon)
         out[:rows] = (value * scale * weight).to(out.dtype)
 
-    def add_norm(
-        self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int
-    ) -> None:
+    def add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """See RowOperations."""
         residual[:rows] += delta[:rows]
         self.norm(residual, weight, out, rows)

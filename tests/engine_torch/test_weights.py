@@ -1,0 +1,189 @@
+"""Reading GGUF files: the same as the gguf package reads, and a named error for every file that cannot be used."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from workers.engine.runner import ModelRunner
+from workers.engine.weights.errors import (
+    DamagedFile,
+    TensorsMismatch,
+    UnsupportedModel,
+    UnsupportedQuantisation,
+    WeightsError,
+)
+from workers.engine.weights.gguf_file import GgufFile
+from workers.engine.weights.gguf_layout import read_layout
+from workers.engine.weights.quantisation import dequantise
+
+HIDDEN, FORWARD, HEADS, KV_HEADS, TOKENS = 64, 96, 2, 1, 40
+
+
+def tensors() -> dict[str, np.ndarray]:
+    """A whole model of one layer: two heads of 32, one kv head."""
+    random = np.random.default_rng(1)
+    shapes = {
+        "token_embd.weight": (TOKENS, HIDDEN),
+        "output_norm.weight": (HIDDEN,),
+        "blk.0.attn_norm.weight": (HIDDEN,),
+        "blk.0.ffn_norm.weight": (HIDDEN,),
+        "blk.0.attn_q.weight": (HIDDEN, HIDDEN),
+        "blk.0.attn_k.weight": (HIDDEN // 2, HIDDEN),
+        "blk.0.attn_v.weight": (HIDDEN // 2, HIDDEN),
+        "blk.0.attn_output.weight": (HIDDEN, HIDDEN),
+        "blk.0.ffn_gate.weight": (FORWARD, HIDDEN),
+        "blk.0.ffn_up.weight": (FORWARD, HIDDEN),
+        "blk.0.ffn_down.weight": (HIDDEN, FORWARD),
+    }
+    return {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write(path: Path, weights: dict[str, np.ndarray], architecture: str = "llama", **numbers: int) -> Path:
+    """A small GGUF file; numbers replace or add metadata of the architecture."""
+    writer = gguf.GGUFWriter(path, architecture)
+    sizes = {
+        "block_count": 1,
+        "context_length": 128,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": FORWARD,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+    }
+    for key, number in (sizes | numbers).items():
+        writer.add_uint32(f"{architecture}.{key}", number)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{number}" for number in range(TOKENS)])
+    writer.add_token_types([1] * TOKENS)
+    writer.add_token_merges(["t 0"])
+    for name, data in weights.items():
+        writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_the_default_model_reads_as_the_gguf_package_reads_it(gguf_path: Path) -> None:
+    """All metadata, and one tensor of each form."""
+    own, theirs = read_layout(gguf_path), gguf.GGUFReader(gguf_path)
+    assert own.metadata == {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
+    assert list(own.tensors) == [tensor.name for tensor in theirs.tensors]
+    for tensor in [theirs.tensors[number] for number in (0, 1, 2, 271)]:
+        stored = own.tensors[tensor.name]
+        assert stored.form == tensor.tensor_type
+        assert np.array_equal(dequantise(gguf_path, stored), gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+
+
+def test_config_and_tokenizer_of_the_default_model(gguf_path: Path) -> None:
+    """Literal values of SmolLM2-135M-Instruct."""
+    file = GgufFile(gguf_path)
+    config, fields = file.config(), file.tokenizer_fields()
+    assert (config.layers, config.hidden_size, config.feed_forward_size) == (30, 576, 1536)
+    assert (config.heads, config.kv_heads, config.head_size) == (9, 3, 64)
+    assert (config.vocabulary_size, config.context_tokens, config.rope_theta) == (49152, 8192, 100_000.0)
+    assert (fields.pre, fields.bos_id, fields.eos_id, fields.add_bos) == ("smollm", 1, 2, False)
+    assert (len(fields.tokens), len(fields.merges), fields.tokens[1]) == (49152, 48900, "<|im_start|>")
+    assert fields.chat_template is not None
+
+
+@pytest.mark.parametrize("form", ["Q4_0", "Q5_1", "Q8_0", "Q4_1", "F16", "BF16"])
+def test_other_forms_are_read_too(tmp_path: Path, form: str) -> None:
+    """What gguf can dequantise, this can."""
+    kind = gguf.GGMLQuantizationType[form]
+    values = np.random.default_rng(2).normal(0, 1, (4, 64)).astype(np.float32)
+    packed = gguf.quants.quantize(values, kind)
+    writer = gguf.GGUFWriter(tmp_path / "one.gguf", "llama")
+    writer.add_tensor("one", packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    layout = read_layout(tmp_path / "one.gguf")
+    assert np.array_equal(dequantise(layout.path, layout.tensors["one"]), gguf.quants.dequantize(packed, kind))
+
+
+def test_rotated_rows_come_in_halves(tmp_path: Path) -> None:
+    """Stored rows (0 16 1 17 ...) of a head are read as (0 1 ... 31)."""
+    weights = tensors()
+    weights["blk.0.attn_k.weight"] = np.repeat(np.arange(32, dtype=np.float32)[:, None], HIDDEN, 1)
+    file = GgufFile(write(tmp_path / "m.gguf", weights))
+    read = file.take_rotated("blk.0.attn_k.weight", 1, 32, HIDDEN)[:, 0]
+    assert read.tolist() == [*range(0, 32, 2), *range(1, 32, 2)]
+
+
+def test_every_cut_of_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """The file cut at fifty places, header and tensors, never loads and never fails in another way."""
+    whole = write(tmp_path / "m.gguf", tensors()).read_bytes()
+    cut = tmp_path / "cut.gguf"
+    for keep in range(0, len(whole) - 64, len(whole) // 50):
+        cut.write_bytes(whole[:keep])
+        with pytest.raises(DamagedFile, match=r"cut\.gguf is damaged"):
+            read_layout(cut)
+
+
+def test_flipped_header_bytes_never_fail_in_another_way(tmp_path: Path) -> None:
+    """Each byte of the first part of the header set to 255: it loads or is a WeightsError."""
+    whole = write(tmp_path / "m.gguf", tensors()).read_bytes()
+    broken = tmp_path / "broken.gguf"
+    for at in range(200):
+        broken.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
+        try:
+            GgufFile(broken).config()
+        except WeightsError as error:
+            assert "broken.gguf" in str(error)  # noqa: PT017 - that it may also load is the point
+
+
+def test_another_file_is_not_a_model(tmp_path: Path) -> None:
+    """Text, nothing, and no file at all."""
+    (tmp_path / "text").write_text("Once upon a time there was a file that was no model.")
+    (tmp_path / "empty").touch()
+    for name in ("text", "empty", "absent"):
+        with pytest.raises(DamagedFile, match=name):
+            GgufFile(tmp_path / name)
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", tensors(), architecture="mamba")
+    with pytest.raises(UnsupportedModel, match="architecture 'mamba' is not supported; supported: llama"):
+        GgufFile(path)
+
+
+def test_partly_rotated_heads_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", tensors(), **{"rope.dimension_count": 16})
+    with pytest.raises(UnsupportedModel, match="16 are rotated"):
+        ModelRunner(path, cache_blocks=4)
+
+
+def test_an_unread_form_is_named(tmp_path: Path) -> None:
+    """A form that gguf lists and cannot dequantise."""
+    path = write(tmp_path / "m.gguf", tensors())
+    layout = read_layout(path)
+    stored = layout.tensors["token_embd.weight"]
+    strange = type(stored)(stored.name, stored.shape, gguf.GGMLQuantizationType.Q8_K, stored.data)
+    with pytest.raises(UnsupportedQuantisation, match=r"tensor token_embd\.weight is stored as Q8_K"):
+        dequantise(path, strange)
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_down.weight", "output_norm.weight", "token_embd.weight"])
+def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
+    weights = tensors()
+    del weights[name]
+    with pytest.raises(TensorsMismatch, match=f"tensor {name} is missing"):
+        ModelRunner(write(tmp_path / "m.gguf", weights), "fp32", cache_blocks=4)
+
+
+def test_a_tensor_without_use_is_named(tmp_path: Path) -> None:
+    """A bias would change the model: it is not ignored."""
+    weights = tensors() | {"blk.0.attn_q.bias": np.zeros(HIDDEN, np.float32)}
+    with pytest.raises(TensorsMismatch, match=r"no use for tensors blk\.0\.attn_q\.bias"):
+        ModelRunner(write(tmp_path / "m.gguf", weights), "fp32", cache_blocks=4)
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    weights = tensors() | {"output_norm.weight": np.zeros(HIDDEN + 1, np.float32)}
+    with pytest.raises(TensorsMismatch, match=r"output_norm\.weight has shape \(65,\), expected \(64,\)"):
+        ModelRunner(write(tmp_path / "m.gguf", weights), "fp32", cache_blocks=4)
