@@ -69,14 +69,17 @@ class Stack:
         for child in self.children:
             self._start(child)
 
-    def tend(self) -> None:
-        """Starts again what has died; to be called a few times a second."""
-        now = time.monotonic()
+    def tend(self) -> bool:
+        """Starts again what has died, and says whether anything changed; to be called a few times a second."""
+        now, changed = time.monotonic(), False
         for child in self.children:
             if child.process is not None and child.process.poll() is not None:
                 self._note_death(child, now)
+                changed = True
             if child.process is None and now >= child.start_at_s:
                 self._start(child)
+                changed = True
+        return changed
 
     def pids(self) -> dict[str, int]:
         """Process ids by name, of those that live."""

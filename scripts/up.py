@@ -34,7 +34,8 @@ def serve(settings: Settings) -> int:
         with _running(settings) as stack:
             _announce(stack)
             while not _stop.asked:
-                stack.tend()
+                if stack.tend():
+                    _write_state(stack)
                 time.sleep(0.2)
             say("stopping (streams in flight are finished first)")
     except UpError as error:
@@ -104,11 +105,19 @@ def _running(settings: Settings) -> Iterator[Stack]:
         state = settings.home / "run.json"
         try:
             _wait_ready(stack)
-            state.write_text(json.dumps({"url": stack.url, "nats_url": stack.nats_url, "pids": stack.pids()}))
+            _write_state(stack)
             yield stack
         finally:
             state.unlink(missing_ok=True)
             stack.stop(settings.drain_s + 5)
+
+
+def _write_state(stack: Stack) -> None:
+    """Says where the stack is, for other commands on this home; put in place whole."""
+    state = stack.home / "run.json"
+    draft = state.with_suffix(".new")
+    draft.write_text(json.dumps({"url": stack.url, "nats_url": stack.nats_url, "pids": stack.pids()}))
+    draft.replace(state)
 
 
 def _wait_ready(stack: Stack) -> None:

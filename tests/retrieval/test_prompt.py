@@ -46,7 +46,8 @@ def test_passages_stand_before_the_last_question_and_the_instruction_in_a_system
         ("system", INSTRUCTION),
         (
             "user",
-            "Passages:\n[1] The door is violet.\n[2] Line one.\n      Line two.\n\nQuestion: What colour?",
+            "Passages:\n[1] The door is violet.\n[2] Line one.\n      Line two.\n\n"
+            "Answer from the passages.\nQuestion: What colour?",
         ),
     ]
 
@@ -56,7 +57,7 @@ def test_a_system_message_is_kept_and_earlier_turns_stay_as_they_are() -> None:
     written = turns(with_passages(asked, TWO))
     assert written[0] == ("system", f"Be brief.\n\n{INSTRUCTION}")
     assert [written[1], written[2], written[4]] == [("user", "Hi."), ("assistant", "Hello."), ("assistant", "Because")]
-    assert written[3][1].endswith("\n\nQuestion: Why?")
+    assert written[3][1].endswith("\n\nAnswer from the passages.\nQuestion: Why?")
 
 
 def test_a_text_prompt_keeps_its_end() -> None:
@@ -81,8 +82,8 @@ def test_a_passage_writes_only_its_own_numbered_line(parts: list[str]) -> None:
     lines = re.split(r"[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]", shown("a" + "".join(parts)))
     assert lines[0] == "Passages:"
     assert lines[1].startswith("[1] a")
-    assert lines[-2:] == ["", "Question: Why?"]
-    assert all(line.startswith("    ") for line in lines[2:-2])
+    assert lines[-3:] == ["", "Answer from the passages.", "Question: Why?"]
+    assert all(line.startswith("    ") for line in lines[2:-3])
     assert not any(marker in line for marker in MARKERS for line in lines)
 
 

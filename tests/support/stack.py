@@ -35,6 +35,17 @@ class RunningStack:
         state: dict[str, str] = json.loads((self.home / "run.json").read_text())
         return state
 
+    def pid(self, name: str) -> int | None:
+        """The process id of one child (`nats`, `gateway`, `worker-engine`, ...), if it lives; it changes with each restart."""
+        pids: dict[str, int] = json.loads((self.home / "run.json").read_text())["pids"]
+        return pids.get(name)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to one child; the supervisor starts another."""
+        pid = self.pid(name)
+        assert pid is not None, f"{name} is not running"
+        os.kill(pid, signal.SIGKILL)
+
     def said(self) -> str:
         """What `headrace up` printed, and the ends of its children's logs."""
         ends = [f"--- {p.name}\n{p.read_text()[-2000:]}" for p in sorted((self.home / "logs").glob("*.log"))]

@@ -16,7 +16,7 @@ from numba import njit, prange
 from numba.types import Array, float32, int32, int64, none, uint16
 
 from workers.engine.model.lanes import WIDTH, exp, first_of, fma, greatest, load, mul, splat, store, sub, total
-from workers.engine.model.products import add_weighted, dot_products
+from workers.engine.model.products import add_weighted, dot_products, fetch_rows
 
 _MINUS_INFINITY = np.float32(-np.inf)
 _FLAT_FLOAT = float32[::1]
@@ -66,12 +66,19 @@ def make_attend(kv_heads: int, group: int, size: int, block_tokens: int, halves:
             result = np.zeros(group * size, np.float32)
             first = (row * kv_heads + kv_head) * group * size
             seen_in_all = positions[row] + 1
-            for tile in range((seen_in_all + WIDTH - 1) // WIDTH):
+            tiles = (seen_in_all + WIDTH - 1) // WIDTH
+            for tile in range(tiles):
                 block = np.int64(tables[sequences[row], tile // tiles_per_block])
                 start = block * block_values + kv_head * size * block_tokens
                 offset = tile % tiles_per_block * WIDTH
+                if tile + 1 < tiles:
+                    next_block = np.int64(tables[sequences[row], (tile + 1) // tiles_per_block])
+                    next_start = next_block * block_values + kv_head * size * block_tokens
+                    next_offset = (tile + 1) % tiles_per_block * WIDTH
+                    fetch_rows(keys, next_start + next_offset, block_tokens, size, WIDTH)
+                    fetch_rows(values, next_start + next_offset * size, size, WIDTH, size)
                 seen = min(WIDTH, seen_in_all - tile * WIDTH)
-                dot_products(queries, first, keys, start + offset, block_tokens, scores, group, size, chains)
+                dot_products(queries, first, keys, start + offset, block_tokens, scores, group, size, chains, 0)
                 _soften(scores, seen, peaks, sums, scales, group)
                 add_weighted(scores, scales, values, start + offset * size, seen, result, group, size)
             for head in range(group):

@@ -86,6 +86,15 @@ def read(builder: Any, element_type: Any, pointer: Any) -> Any:
     return builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()), align=4)
 
 
+def fetch(builder: Any, pointer: Any) -> None:
+    """Asks for the cache line of an address, which will be read soon; the address need not be valid."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read_access, keep, data = (ir.Constant(number, value) for value in (0, 3, 1))
+    builder.call(function, (builder.bitcast(pointer, byte), read_access, keep, data))
+
+
 def write(builder: Any, element_type: Any, pointer: Any, lanes: Any) -> None:
     """Sixteen neighbours to an address; to bfloat16 by rounding to nearest, ties to even."""
     if element_type == types.uint16:

@@ -24,14 +24,16 @@ def _number(value: int) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def dot_products(typing, queries, queries_at, keys, keys_at, keys_stride, out, count, size, chains):
+def dot_products(typing, queries, queries_at, keys, keys_at, keys_stride, out, count, size, chains, ahead):
     """Products of `count` vectors with sixteen columns: out[i * 16 + lane] = sum over d of queries[i][d] * keys[d][lane].
 
     queries: float32, vector i at queries_at + i * size. keys: float32 or bfloat16, row d at keys_at + d * keys_stride.
     count, size and chains are constants. Each result is summed in `chains` interleaved parts (part j takes d = j, j + chains,
-    ...), added in order at the end: long enough to hide the latency of one sum, and the same whatever count is.
+    ...), added in order at the end: long enough to hide the latency of one sum, and the same whatever count is. Keys `ahead`
+    rows further on are fetched meanwhile (a constant; 0: none).
     """
     vectors, length, parts = count.literal_value, size.literal_value, chains.literal_value
+    distance = ahead.literal_value
     assert length % parts == 0, f"{length} values cannot be summed in {parts} equal parts"
     element_type = keys.dtype
 
@@ -45,7 +47,11 @@ def dot_products(typing, queries, queries_at, keys, keys_at, keys_stride, out, c
         with lanes.loop(builder, _number(length // parts)) as turn:
             for part in range(parts):
                 row = builder.add(builder.mul(turn.index, _number(parts)), _number(part))
-                column = lanes.read(builder, element_type, builder.gep(key, [builder.mul(row, arguments[4])]))
+                at = builder.mul(row, arguments[4])
+                if distance:
+                    later = builder.add(at, builder.mul(arguments[4], _number(distance)))
+                    lanes.fetch(builder, builder.gep(key, [later]))
+                column = lanes.read(builder, element_type, builder.gep(key, [at]))
                 for vector in range(vectors):
                     at = builder.add(row, _number(vector * length))
                     factor = lanes.spread(builder, builder.load(builder.gep(query, [at])))
@@ -59,7 +65,7 @@ def dot_products(typing, queries, queries_at, keys, keys_at, keys_stride, out, c
         return context.get_dummy_value()
 
     integer = types.intp
-    return types.none(queries, integer, keys, integer, integer, out, count, size, chains), code
+    return types.none(queries, integer, keys, integer, integer, out, count, size, chains, ahead), code
 
 
 @intrinsic(prefer_literal=True)
@@ -102,3 +108,19 @@ def add_weighted(typing, weights, scales, values, values_at, keys_count, sums, c
 
     integer = types.intp
     return types.none(weights, scales, values, integer, integer, sums, count, size), code
+
+
+@intrinsic(prefer_literal=True)
+def fetch_rows(typing, array, at, stride, rows, width):
+    """Asks for `rows` rows of `width` values, `stride` apart, of which every cache line will be read soon. All are constants."""
+    bits = array.dtype.bitwidth
+    starts = range(0, rows.literal_value * stride.literal_value, stride.literal_value)
+    lines = sorted({(start + offset) * bits // 512 for start in starts for offset in range(width.literal_value)})
+
+    def code(context, builder, signature, arguments):
+        for line in lines:
+            at = builder.add(arguments[1], _number(line * 512 // bits))
+            lanes.fetch(builder, lanes.address(context, builder, signature.args[0], arguments[0], at))
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, stride, rows, width), code
