@@ -18,11 +18,12 @@ from gateway.answer import Answer, tell_cancelled
 from gateway.auth import Principal
 from gateway.envelopes import Stamp, stamp
 from gateway.fleet import Fleet
-from gateway.following import Follow, GatewayBus
 from gateway.metrics import Metrics
 from gateway.resume import Record, Registry, locate
-from runtime.bus import BusRefused, BusUnavailable
+from runtime.bus import Bus, BusRefused, BusUnavailable
+from runtime.following import Follow
 from runtime.settings import Settings
+from schemas import subjects
 from schemas.codec import CodecError
 from schemas.envelope import Envelope
 from schemas.errors import HeadraceError
@@ -35,7 +36,7 @@ log = structlog.get_logger()
 class Door:
     """One gateway's requests: those taken in, those followed, and those remembered."""
 
-    def __init__(self, settings: Settings, bus: GatewayBus) -> None:
+    def __init__(self, settings: Settings, bus: Bus) -> None:
         self.settings = settings
         self.bus = bus
         self.fleet = Fleet(bus)
@@ -93,7 +94,7 @@ class Door:
             extras.on_disconnect,
             extras.timings,
         )
-        answer = self._answer(record, Follow(self.bus, request, envelope.timeline), owner=True)
+        answer = self._answer(record, Follow(self.bus, subjects.reply(request), envelope.timeline), owner=True)
         try:
             await self._queue(envelope, answer)
         except BaseException:
@@ -110,7 +111,9 @@ class Door:
         try:
             record = await locate(self.bus, self.registry, principal, request)
             timeline = record.timeline if record.timeline.start_us else Timeline(self.bus.clock.now_us())
-            answer = self._answer(record, Follow(self.bus, request, timeline, start, log_first=True), owner=False)
+            answer = self._answer(
+                record, Follow(self.bus, subjects.reply(request), timeline, start, log_first=True), owner=False
+            )
             try:
                 await answer.open()
             except BaseException:

@@ -10,11 +10,11 @@ from typing import Any
 
 import structlog
 
-from gateway.following import Follow, GatewayBus
 from gateway.metrics import Metrics
 from gateway.resume import Record
-from gateway.session import Deliver, End
-from runtime.bus import BusError
+from runtime.bus import Bus, BusError
+from runtime.following import Follow
+from runtime.sequencer import Deliver, End
 from schemas.errors import HeadraceError
 from schemas.events import Failed, Finished, Terminal, Tokens
 from schemas.limits import DEADLINE_MS_MAX
@@ -35,7 +35,7 @@ class Answer:
         self,
         record: Record,
         follow: Follow,
-        bus: GatewayBus,
+        bus: Bus,
         metrics: Metrics,
         spawn: Spawn,
         on_closed: Callable[["Answer"], None],
@@ -160,7 +160,7 @@ def _marked(terminal: Terminal, now_us: int) -> Terminal:
     return Failed(t.epoch, t.index, t.code, t.message, timeline, t.param, t.usage, t.verdicts)
 
 
-async def tell_cancelled(bus: GatewayBus, request: str) -> None:
+async def tell_cancelled(bus: Bus, request: str) -> None:
     """Leaves the cancel mark, as well as the broker allows at this moment."""
     try:
         await bus.mark_cancelled(request)

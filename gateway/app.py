@@ -23,10 +23,10 @@ from starlette.routing import Route, WebSocketRoute
 from gateway import openai_api, requests_api
 from gateway.admission import Door
 from gateway.auth import is_loopback
-from gateway.following import GatewayBus
 from gateway.responses import Endpoint, JsonResponse, guarded, on_http_exception
 from gateway.websocket_api import websocket
 from runtime import lifecycle
+from runtime.bus import Bus
 from runtime.nats_bus import NatsBus
 from runtime.settings import Settings
 from schemas.limits import BODY_BYTES_MAX
@@ -49,7 +49,7 @@ class StartError(Exception):
         self.status = status
 
 
-def create_app(settings: Settings, bus: GatewayBus) -> Starlette:
+def create_app(settings: Settings, bus: Bus) -> Starlette:
     """The gateway's routes over a connected bus; its Door is app.state.door. Call it inside a running loop."""
     door = Door(settings, bus)
     page = PLAYGROUND.read_bytes()

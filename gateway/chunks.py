@@ -41,7 +41,7 @@ class Chunks:
         mark = "\x00"
         whole = json.dumps(self._body([self._choice(mark, None)]))
         before, after = whole.split(json.dumps(mark))
-        self._before = f'\ndata: {before}'
+        self._before = f"\ndata: {before}"
         self._after = f"{after}\n\n"
         self._id = f"id: {request}:"
 
@@ -127,9 +127,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 def error_body(error: HeadraceError) -> dict[str, Any]:
     """An error in OpenAI's shape."""
-    return {
-        "error": {"message": error.message, "type": error.meaning.kind, "param": error.param, "code": error.code}
-    }
+    return {"error": {"message": error.message, "type": error.meaning.kind, "param": error.param, "code": error.code}}
 
 
 def headrace_part(request: str, terminal: Terminal, timings: bool) -> dict[str, Any]:

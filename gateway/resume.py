@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from gateway.auth import Principal
-from gateway.session import Deliver, End, Session
 from runtime.bus import Bus
+from runtime.sequencer import Deliver, End, Sequencer
 from schemas import events, subjects
 from schemas.errors import HeadraceError
 from schemas.events import Failed, Terminal
@@ -103,11 +103,11 @@ def not_found(request: str) -> HeadraceError:
 
 async def snapshot(bus: Bus, request: str) -> Snapshot:
     """What the log holds of a request now."""
-    session = Session()
+    sequencer = Sequencer()
     terminal: Terminal | None = None
     tokens = 0
     for message in await bus.read_log(subjects.reply(request)):
-        for action in session.take_log(events.decode(message.data)):
+        for action in sequencer.take_log(events.decode(message.data)):
             if isinstance(action, Deliver):
                 tokens = action.tokens.end
             elif isinstance(action, End) and not isinstance(action.outcome, HeadraceError):

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from runtime.clock import Clock
+
 
 class BusError(Exception):
     """The broker could not do what was asked.
@@ -89,6 +91,16 @@ OnDelivery = Callable[[Delivery], Awaitable[None]]
 
 class Bus(Protocol):
     """The operations that stages and gateways use."""
+
+    @property
+    def clock(self) -> Clock:
+        """The broker's time."""
+        ...
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection stands at this moment."""
+        ...
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Core publish: no confirmation."""

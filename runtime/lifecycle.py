@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import structlog
+import uvloop
 
 from runtime import logs
 from runtime.bus import BusError, BusUnavailable
@@ -27,7 +28,8 @@ def run(process: str, settings: Settings, serve: Serve) -> int:
     """Runs one process of the pipeline and returns its exit status."""
     logs.configure(settings.log_level, settings.log_format, process)
     try:
-        return asyncio.run(_run(process, settings, serve))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(process, settings, serve))
     except BusError as error:
         print(f"headrace {process}: {error}", file=sys.stderr)
         return 1

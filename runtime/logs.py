@@ -12,9 +12,7 @@ Level = Literal["debug", "info", "warning", "error"]
 def configure(level: Level, form: Literal["console", "json"], process: str) -> None:
     """Sets up logging once a process; process is bound to every line."""
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     structlog.configure(
         processors=[

@@ -57,7 +57,7 @@ class NatsDelivery:
         """Acknowledges and waits for the broker's word; BusUnavailable without it (the item may come again)."""
         try:
             await self._message.ack_sync(timeout=CONFIRM_TIMEOUT_S)
-        except (Error, NatsTimeout, asyncio.TimeoutError) as error:
+        except (TimeoutError, Error, NatsTimeout) as error:
             raise BusUnavailable(f"acknowledgement not confirmed: {error!r}") from error
 
     async def nak(self, delay_s: float) -> None:
@@ -227,7 +227,7 @@ class NatsBus:
                 ),
                 timeout=3,
             )
-        except (OSError, Error, asyncio.TimeoutError, nats.errors.NoServersError) as error:
+        except (TimeoutError, OSError, Error, nats.errors.NoServersError) as error:
             bus._closing = True
             await client.close()
             raise BusUnavailable(f"no NATS server answers at {url}: {error!r}") from error
@@ -254,7 +254,7 @@ class NatsBus:
             await self._measure_clock()
         except APIError as error:
             raise BusRefused(f"the broker refuses our streams: {error}") from error
-        except (Error, NatsTimeout, asyncio.TimeoutError) as error:
+        except (TimeoutError, Error, NatsTimeout) as error:
             raise BusUnavailable(f"JetStream does not answer: {error!r}") from error
 
     async def _recover(self) -> None:
@@ -276,7 +276,7 @@ class NatsBus:
             await asyncio.sleep(CLOCK_S)
             try:
                 await self._measure_clock()
-            except (Error, NatsTimeout, asyncio.TimeoutError, KeyError, ValueError) as error:
+            except (TimeoutError, Error, NatsTimeout, KeyError, ValueError) as error:
                 log.debug("clock", error=repr(error))
 
     async def _measure_clock(self) -> None:
@@ -300,13 +300,11 @@ class NatsBus:
         failures = 0
         while True:
             try:
-                await self._js.publish(
-                    subject, data, headers={"Nats-Msg-Id": message_id}, timeout=CONFIRM_TIMEOUT_S
-                )
+                await self._js.publish(subject, data, headers={"Nats-Msg-Id": message_id}, timeout=CONFIRM_TIMEOUT_S)
                 return
             except APIError as error:
                 raise BusRefused(f"the broker refuses {subject}: {error.description}") from error
-            except (NoStreamResponseError, NoRespondersError, NatsTimeout, asyncio.TimeoutError, Error) as error:
+            except (TimeoutError, NoStreamResponseError, NoRespondersError, NatsTimeout, Error) as error:
                 failures += 1
                 if failures >= CONFIRM_TRIES or isinstance(error, ConnectionClosedError):
                     raise BusUnavailable(f"{subject} was not confirmed after {failures} tries: {error!r}") from error
@@ -323,16 +321,14 @@ class NatsBus:
         except Error as error:
             raise BusUnavailable(f"cannot subscribe: {error!r}") from error
 
-    async def pull(
-        self, subject: str, consumer: str, on_delivery: OnDelivery, on_room: Callable[[], None]
-    ) -> NatsPuller:
+    async def pull(self, subject: str, consumer: str, on_delivery: OnDelivery, on_room: Callable[[], None]) -> NatsPuller:
         """Declares the durable consumer, waiting for a broker that is just coming back, and opens a puller on it."""
         failures = 0
         while True:
             try:
                 await streams.declare_consumer(self._js, subject, consumer)
                 break
-            except (APIError, Error, NatsTimeout, asyncio.TimeoutError) as error:
+            except (TimeoutError, APIError, Error, NatsTimeout) as error:
                 failures += 1
                 if failures >= CONFIRM_TRIES or isinstance(error, ConnectionClosedError):
                     raise BusUnavailable(f"cannot make consumer {consumer}: {error!r}") from error
@@ -370,7 +366,7 @@ class NatsBus:
                 if status is not None:  # 204 ends the batch, 404 says that there is nothing
                     return found, len(found) >= LOG_BATCH
                 found.append(Message(headers["Nats-Subject"], message.data, "", int(headers["Nats-Sequence"])))
-        except (Error, NatsTimeout, asyncio.TimeoutError) as error:
+        except (TimeoutError, Error, NatsTimeout) as error:
             raise BusUnavailable(f"the log does not answer: {error!r}") from error
         finally:
             await _best_effort(answers.unsubscribe())
@@ -380,7 +376,7 @@ class NatsBus:
         assert self._cancelled is not None
         try:
             await self._cancelled.put(request, b"")
-        except (APIError, Error, NatsTimeout, asyncio.TimeoutError) as error:
+        except (TimeoutError, APIError, Error, NatsTimeout) as error:
             raise BusUnavailable(f"cancel mark not stored: {error!r}") from error
         finally:
             await self.publish(subjects.cancel(request), b"")
@@ -392,7 +388,7 @@ class NatsBus:
             await self._cancelled.get(request)
         except (KeyNotFoundError, NotFoundError):
             return False
-        except (APIError, Error, NatsTimeout, asyncio.TimeoutError) as error:
+        except (TimeoutError, APIError, Error, NatsTimeout) as error:
             raise BusUnavailable(f"cancel mark not readable: {error!r}") from error
         return True
 
@@ -402,7 +398,7 @@ class NatsBus:
             info = await self._js.consumer_info(subjects.WORK_STREAM, consumer)
         except NotFoundError:
             return None
-        except (APIError, Error, NatsTimeout, asyncio.TimeoutError) as error:
+        except (TimeoutError, APIError, Error, NatsTimeout) as error:
             raise BusUnavailable(f"backlog of {subject} unknown: {error!r}") from error
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
@@ -410,7 +406,7 @@ class NatsBus:
         """Returns when the broker has everything that was published."""
         try:
             await self.client.flush(timeout=int(CONFIRM_TIMEOUT_S))
-        except (Error, NatsTimeout, asyncio.TimeoutError) as error:
+        except (TimeoutError, Error, NatsTimeout) as error:
             raise BusUnavailable(f"flush: {error!r}") from error
 
     async def close(self) -> None:
@@ -424,4 +420,7 @@ class NatsBus:
             await self.flush()
         except BusUnavailable:
             log.warning("bus_close_unflushed")
-        await self.client.close()
+        try:
+            await self.client.close()
+        except (Error, OSError, RuntimeError) as error:  # the broker went first
+            log.debug("bus_close", error=repr(error))

@@ -1,31 +1,29 @@
-"""Each token once, in order: the rule by which every reader of a request's subject takes its events. Pure.
+"""One request's events, from the live subject and from its log, put into one order: each token once, one end. No I/O.
 
-Readers are the gateway (hr.reply), the guard (hr.raw) and an engine that continues another's work (either log). Events may
-come twice, late, from a holder that lost its lease, or not at all (a core publish can be dropped); the log has what was dropped.
+    event                           condition                            action
+    ─────────────────────           ────────────────────────────         ─────────────────────────────────────
+    any                             ended, or of an older epoch          Ignore
+    Tokens [index, end)             index > ours                         held; FillGap(ours)
+                                    a text below ours differs            End(replay_diverged)
+                                    end <= ours                          Ignore
+                                    otherwise                            Deliver(what is new), then what was held
+    Finished or Failed at index     index > ours                         held; FillGap(ours)
+    Finished                        index < ours                         End(replay_diverged)
+    Finished or Failed              otherwise                            End(it)
 
-    event                                   answer
-    ─────                                   ──────
-    anything after the end                  Ignore
-    epoch below the highest seen            Ignore: its publisher lost its lease
-    tokens or end beyond the next index     Hole: read the log, then offer the event again
-    tokens that start before the next one   compared with what was delivered: Diverged, or the rest is Deliver (or Ignore)
-    tokens at the next index                Deliver
-    end below the next index                Diverged: fewer tokens than were delivered
-    end at the next index                   End
+Older is told apart per source: the live subject and the log may show the same events at different times, so an event
+of epoch 1 that the log holds before those of epoch 2 still counts after epoch 2 was seen live.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from runtime.bus import Message
-from schemas import events
-from schemas.codec import CodecError
-from schemas.events import Event, Terminal, Tokens
+from schemas.errors import HeadraceError
+from schemas.events import Event, Failed, Finished, Terminal, Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """These tokens are new and next."""
+    """The client gets these tokens next."""
 
     tokens: Tokens
 
@@ -36,93 +34,132 @@ class Ignore:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
-    """Tokens [index, ...) are missing before this event."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Diverged:
-    """The event contradicts the token at index, which was delivered."""
+class FillGap:
+    """Tokens from index on were missed: read the log."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The terminal event, all tokens delivered."""
+    """The one end: the terminal event, or an error that was found here."""
 
-    terminal: Terminal
-
-
-Answer = Deliver | Ignore | Hole | Diverged | End
+    outcome: Terminal | HeadraceError
 
 
-@dataclass(slots=True)
+Action = Deliver | Ignore | FillGap | End
+
+IGNORE = Ignore()
+
+
 class Sequencer:
-    """The state of one reader. start is the first index that it wants: what lies before is neither delivered nor compared."""
+    """Where one reader of one request stands. index is the next token to deliver; start is the first one wanted."""
 
-    start: int = 0
-    epoch: int = 0
-    ended: bool = False
-    ids: list[int | None] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+        self.index = start
+        self.epoch = 0
+        self.ended = False
+        self._log_epoch = 0
+        self._texts: list[str] = []  # of tokens [start, index)
+        self._ahead: dict[int, Tokens] = {}  # beyond a hole, by index
+        self._terminal: Terminal | None = None  # beyond a hole
 
     @property
-    def next_index(self) -> int:
-        """The index of the next token to deliver."""
-        return self.start + len(self.ids)
+    def hole(self) -> bool:
+        """Whether something is held that earlier tokens are missing for."""
+        return not self.ended and (bool(self._ahead) or self._terminal is not None)
 
-    def offer(self, event: Event) -> Answer:
-        """What to do about one event; the state moves on only by Deliver and End."""
+    def take(self, event: Event) -> list[Action]:
+        """One live event."""
         if self.ended or event.epoch < self.epoch:
-            return Ignore()
-        if event.index > self.next_index:
-            return Hole(self.next_index)
-        if isinstance(event, Tokens):
-            return self._take(event)
-        if event.index < self.next_index and isinstance(event, events.Finished) and event.index >= self.start:
-            return Diverged(event.index)
+            return [IGNORE]
         self.epoch = event.epoch
-        self.ended = True
-        return End(event)
+        return self._consider(event)
 
-    def _take(self, tokens: Tokens) -> Answer:
-        tokens = tokens.since(self.start)
-        known = self.next_index - tokens.index
-        for offset in range(min(known, len(tokens.ids))):
-            at = tokens.index - self.start + offset
-            if (tokens.ids[offset], tokens.texts[offset]) != (self.ids[at], self.texts[at]):
-                return Diverged(tokens.index + offset)
-        self.epoch = tokens.epoch
-        fresh = tokens.since(self.next_index)
-        if not fresh.ids:
-            return Ignore()
-        self.ids += fresh.ids
-        self.texts += fresh.texts
+    def take_log(self, event: Event) -> list[Action]:
+        """One event of the log; the log is read in its order, from where the last reading ended."""
+        if self.ended or event.epoch < self._log_epoch:
+            return [IGNORE]
+        self._log_epoch = event.epoch
+        self.epoch = max(self.epoch, event.epoch)
+        return self._consider(event)
+
+    def rewind_log(self) -> None:
+        """The log will be read from its beginning again."""
+        self._log_epoch = 0
+
+    def give_up(self) -> End:
+        """The hole cannot be filled: the end, with the failure that was held if there is one."""
+        self.ended = True
+        if isinstance(self._terminal, Failed):
+            return End(self._terminal)
+        return End(HeadraceError("internal", f"tokens from index {self.index} on are lost"))
+
+    def _consider(self, event: Event) -> list[Action]:
+        if isinstance(event, Tokens):
+            return self._consider_tokens(event)
+        return self._consider_terminal(event)
+
+    def _consider_tokens(self, event: Tokens) -> list[Action]:
+        if event.index > self.index:
+            known = self._ahead.get(event.index)
+            if known is None or known.end < event.end:
+                self._ahead[event.index] = event
+            return [FillGap(self.index)]
+        if event.index < self.index:
+            differs = self._first_difference(event)
+            if differs is not None:
+                return [self._diverged(f"token {differs} came again with another text")]
+            if event.end <= self.index:
+                return [IGNORE]
+        actions: list[Action] = [self._deliver(event)]
+        if self._ahead or self._terminal is not None:
+            actions += self._catch_up()
+        return actions
+
+    def _consider_terminal(self, event: Terminal) -> list[Action]:
+        if event.index > self.index:
+            self._terminal = event
+            return [FillGap(self.index)]
+        if isinstance(event, Finished) and event.index < self.index:
+            return [self._diverged(f"the answer ended at token {event.index}, and {self.index} were sent already")]
+        self.ended = True
+        return [End(event)]
+
+    def _deliver(self, event: Tokens) -> Deliver:
+        fresh = event.since(self.index)
+        self._texts += fresh.texts
+        self.index = fresh.end
         return Deliver(fresh)
 
+    def _catch_up(self) -> list[Action]:
+        """What was held and can go now."""
+        actions: list[Action] = []
+        while not self.ended and self._ahead and (index := min(self._ahead)) <= self.index:
+            actions += self._consider_tokens_once(self._ahead.pop(index))
+        if not self.ended and self._terminal is not None and self._terminal.index <= self.index:
+            actions += self._consider_terminal(self._terminal)
+        elif self.hole:
+            actions.append(FillGap(self.index))
+        return actions
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What earlier attempts published: token ids from 0, the highest epoch, and whether the request has ended."""
+    def _consider_tokens_once(self, event: Tokens) -> list[Action]:
+        differs = self._first_difference(event)
+        if differs is not None:
+            return [self._diverged(f"token {differs} came twice, with two texts")]
+        return [self._deliver(event)] if event.end > self.index else []
 
-    ids: tuple[int | None, ...]
-    epoch: int
-    ended: bool
+    def _first_difference(self, event: Tokens) -> int | None:
+        """The first token both here and in the event whose texts differ."""
+        low, high = max(event.index, self.start), min(event.end, self.index)
+        ours = self._texts[low - self.start : high - self.start] if low < high else []
+        theirs = event.texts[low - event.index : high - event.index] if low < high else ()
+        for offset, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            if mine != other:
+                return low + offset
+        return None
 
-
-def emitted_before(log: Iterable[Message]) -> Before:
-    """Reads a log as a reader would, up to its first hole: what lies beyond a hole reached nobody in order."""
-    sequencer = Sequencer()
-    highest = 0
-    for message in log:
-        try:
-            event = events.decode(message.data)
-        except CodecError:
-            continue
-        highest = max(highest, event.epoch)
-        if isinstance(sequencer.offer(event), Hole):
-            break
-    return Before(tuple(sequencer.ids), highest, sequencer.ended)
+    def _diverged(self, what: str) -> End:
+        self.ended = True
+        return End(HeadraceError("replay_diverged", f"a repeated answer differs from what was sent: {what}"))

@@ -118,8 +118,7 @@ class StageLoop:
         """Works until stop is set, then drains within drain_s."""
         listening = await self._bus.subscribe(subjects.CANCEL_ALL, self._on_cancel)
         pullers = [
-            (lane, await self._bus.pull(lane.subject, lane.consumer, self._on_delivery, self._room.set))
-            for lane in self._lanes
+            (lane, await self._bus.pull(lane.subject, lane.consumer, self._on_delivery, self._room.set)) for lane in self._lanes
         ]
         beating = asyncio.create_task(self._beat(), name=f"{self._stage}-beat")
         try:

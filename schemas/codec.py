@@ -17,8 +17,11 @@ class CodecError(ValueError):
 
 
 def pack(value: dict[str, Any]) -> bytes:
-    """Packs one map; CodecError when the result is over PAYLOAD_BYTES_MAX."""
-    body: bytes = msgpack.packb(value, use_bin_type=True)
+    """Packs one map; CodecError when the result is over PAYLOAD_BYTES_MAX or a text has lone surrogates."""
+    try:
+        body: bytes = msgpack.packb(value, use_bin_type=True)
+    except UnicodeEncodeError as error:
+        raise CodecError(f"message holds text that is not Unicode: {error.reason}") from error
     if len(body) + 1 > PAYLOAD_BYTES_MAX:
         raise CodecError(f"message of {len(body) + 1} bytes is over the limit of {PAYLOAD_BYTES_MAX} bytes")
     return bytes((VERSION,)) + body

@@ -120,7 +120,7 @@ class Envelope(Wire):
 
     def passed(self, stage: Stage, **changes: Any) -> Self:
         """The envelope as the stage after this one gets it."""
-        assert self.slip and self.slip[0] == stage, f"slip is {self.slip}, stage is {stage}"
+        assert self.slip[:1] == (stage,), f"slip is {self.slip}, stage is {stage}"
         return self.model_copy(update={"slip": self.slip[1:], **changes})
 
     def encode(self) -> bytes:

@@ -1,6 +1,6 @@
 """What a worker says of itself every second: that it is there, whether it can be given work, and how it is."""
 
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, ValidationError
 

@@ -31,8 +31,6 @@ UNKNOWN = "unknown_field"
 SHOWN_CHARS_MAX = 64  # of a client's text that an error message repeats
 
 
-
-
 def fault(name: str, message: str, kind: str = "invalid_value") -> ValidationError:
     """The error that pydantic reports at the field called name."""
     shown = message.replace("{", "{{").replace("}", "}}")

@@ -56,14 +56,16 @@ def slug(name: str) -> str:
     if _SLUG.fullmatch(name):
         return name
     start = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
-    return f"{start or 'x'}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:12]
+    return f"{start or 'x'}-{digest}"
 
 
 def work(stage: Stage, model: str | None = None, priority: Priority | None = None) -> str:
     """The subject that carries work to a stage; the engine's has the model's slug and the priority class."""
     if stage != "engine":
         return f"hr.work.{stage}"
-    assert model is not None and priority is not None, "engine work names its model and class"
+    assert model is not None, "engine work names its model"
+    assert priority is not None, "engine work names its class"
     return f"hr.work.engine.{slug(model)}.{priority}"
 
 

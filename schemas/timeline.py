@@ -4,7 +4,8 @@ A timeline is a start and a list of marks; a mark closes the span that began at 
 left out, so the spans sum to the end-to-end time whatever the stages do. All instants are microseconds of the broker's time.
 
 Span names, in order of a full visit: gateway.accept, rails.queue, rails.check, retrieval.queue, retrieval.search,
-engine.queue (in the broker), engine.wait (in the engine's own queue), engine.prefill, engine.decode, rails.output, gateway.reply.
+engine.queue (in the broker), engine.wait (in the engine's own queue), engine.prefill, engine.decode, rails.output,
+gateway.reply.
 """
 
 from typing import NamedTuple

@@ -31,10 +31,9 @@ def up(
 @app.command()
 def gateway(port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None) -> None:
     """Run one gateway."""
-    from gateway.app import serve
-    from runtime import lifecycle
+    from gateway.app import run
 
-    raise typer.Exit(lifecycle.run("gateway", Settings.load(port=port), serve))
+    raise typer.Exit(run(Settings.load(port=port)))
 
 
 @app.command()

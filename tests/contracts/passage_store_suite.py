@@ -4,6 +4,8 @@ A store's test file subclasses PassageStoreSuite and gives two fixtures: `store`
 on the same data, as another process would have.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -142,7 +144,7 @@ class PassageStoreSuite:
 
     def test_an_unknown_collection_is_named_by_every_call(self, store: PassageStore) -> None:
         key = CollectionKey("acme", "atlantis")
-        calls = [
+        calls: list[Callable[[], object]] = [
             lambda: store.search_vector(key, SPACE, vectors(EAST)[0], 1),
             lambda: store.search_keyword(key, "x", 1),
             lambda: store.upsert(key, SPACE, [chunk("a", 0, "x")], vectors(EAST)),
@@ -176,7 +178,7 @@ class PassageStoreSuite:
     @pytest.mark.parametrize("other", [Space("other-model@2", 4), Space("test-model@1", 8)])
     def test_another_embedding_space_is_refused_and_both_models_named(self, filled: PassageStore, other: Space) -> None:
         row = np.ones((1, other.dimensions), np.float32)
-        calls = [
+        calls: list[Callable[[], object]] = [
             lambda: filled.create_collection(KEY, other),
             lambda: filled.upsert(KEY, other, [chunk("a", 0, "x")], row),
             lambda: filled.search_vector(KEY, other, row[0], 1),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,8 +20,9 @@ CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture
-def client(stack: RunningStack) -> openai.OpenAI:
-    return openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=60)
+def client(stack: RunningStack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=stack.url + "/v1", api_key="none", max_retries=0, timeout=60) as opened:
+        yield opened
 
 
 def test_the_capital_of_france_is_paris_streamed_and_not(client: openai.OpenAI) -> None:
@@ -49,9 +51,7 @@ def test_one_command_answers_once_and_exits(stack: RunningStack, tmp_path: Path)
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(client: openai.OpenAI) -> None:
     def ask(seed: int) -> str | None:
         messages = [{"role": "user", "content": "Tell me a story about a river."}]
-        answer = client.chat.completions.create(
-            model=MODEL, messages=messages, temperature=1.0, seed=seed, max_tokens=48
-        )
+        answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=1.0, seed=seed, max_tokens=48)
         return answer.choices[0].message.content
 
     first = ask(7)
@@ -201,7 +201,5 @@ def test_stop_strings_and_lengths_are_kept(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt="1, 2, 3, 4,", max_tokens=30, temperature=0, stop=[" 7"])
     assert "7" not in answer.choices[0].text
     assert answer.choices[0].finish_reason == "stop"
-    long = client.completions.create(
-        model=MODEL, prompt="Hello", max_tokens=20, temperature=0, extra_body={"ignore_eos": True}
-    )
+    long = client.completions.create(model=MODEL, prompt="Hello", max_tokens=20, temperature=0, extra_body={"ignore_eos": True})
     assert (long.choices[0].finish_reason, long.usage.completion_tokens) == ("length", 20)

@@ -80,5 +80,3 @@ async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client of the gateway."""
     async with httpx.AsyncClient(base_url=gateway_url, timeout=20) as client:
         yield client
-
-

@@ -63,6 +63,11 @@ async def say_hello(job: Job) -> None:
     await job.finish()
 
 
+async def silent(job: Job) -> None:
+    """Takes the work and says nothing."""
+    await asyncio.Event().wait()
+
+
 class FakeEngine:
     """Takes work of every class for one model. jobs, cancelled: what it saw."""
 

@@ -32,9 +32,7 @@ def test_a_port_in_use_is_one_line_and_a_status(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
-def test_a_host_that_others_reach_is_refused_while_there_are_no_keys(
-    host: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_that_others_reach_is_refused_while_there_are_no_keys(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Settings(home=Path("unused"), host=host)) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
@@ -96,9 +94,7 @@ async def test_metrics_count_requests_and_show_the_workers_gauges(http: httpx.As
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_falls_silent_is_gone(
-    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_falls_silent_is_gone(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await http.get("/readyz")).status_code == 200
     monkeypatch.setattr("gateway.fleet.PRESENCE_TIMEOUT_S", 0.0)
     ready = await http.get("/readyz")

@@ -125,9 +125,7 @@ def test_an_unknown_field_names_the_nearest_known_one(extra: dict[str, Any], par
     assert (caught.value.code, caught.value.param) == ("unknown_field", param)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])]
-)
+@pytest.mark.parametrize(("prompt", "expected"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])])
 def test_a_prompt_is_a_text_or_token_ids(prompt: object, expected: object) -> None:
     assert parse(CompletionRequest, {"model": "m", "prompt": prompt}).prompt == expected
 

@@ -43,9 +43,7 @@ async def test_a_failed_request_is_told_with_its_error(http: httpx.AsyncClient, 
     assert (state["status"], state["error"]["code"]) == ("failed", "context_length_exceeded")
 
 
-@pytest.mark.parametrize(
-    ("query", "last", "indices"), [("", None, [0, 1, 2]), ("?from=2", None, [2]), ("?from=0", 1, [1, 2])]
-)
+@pytest.mark.parametrize(("query", "last", "indices"), [("", None, [0, 1, 2]), ("?from=2", None, [2]), ("?from=0", 1, [1, 2])])
 async def test_events_are_replayed_from_an_index_or_after_the_last_event(
     http: httpx.AsyncClient, query: str, last: int | None, indices: list[int]
 ) -> None:
@@ -59,9 +57,7 @@ async def test_events_are_replayed_from_an_index_or_after_the_last_event(
     assert found[-1][1]["type"] == "done"
 
 
-async def test_another_gateway_tells_and_replays_what_it_never_took(
-    http: httpx.AsyncClient, broker: NatsServer
-) -> None:
+async def test_another_gateway_tells_and_replays_what_it_never_took(http: httpx.AsyncClient, broker: NatsServer) -> None:
     request = (await http.post("/v1/chat/completions", json=ASK)).headers["x-request-id"]
     bus = await NatsBus.connect(broker.url, "other")
     async with unready_gateway(settings(broker), bus) as other:

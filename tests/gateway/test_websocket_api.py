@@ -97,9 +97,7 @@ async def test_a_text_completion_with_timings(socket: Socket) -> None:
 
 
 @pytest.mark.parametrize("twice", [False, True])
-async def test_cancel_ends_the_stream_at_once_and_tells_the_workers(
-    socket: Socket, engine: FakeEngine, twice: bool
-) -> None:
+async def test_cancel_ends_the_stream_at_once_and_tells_the_workers(socket: Socket, engine: FakeEngine, twice: bool) -> None:
     engine.behave = say_one_and_wait
     await send(socket, start("a"))
     assert [(await receive(socket))["type"] for _ in range(2)] == ["accepted", "token"]
@@ -119,9 +117,7 @@ async def test_cancel_right_after_start_still_cancels(socket: Socket, engine: Fa
     assert (await until_end(socket, "a"))[-1]["code"] == "cancelled"
 
 
-async def test_closing_the_socket_cancels_its_requests_but_not_those_to_keep(
-    gateway_url: str, engine: FakeEngine
-) -> None:
+async def test_closing_the_socket_cancels_its_requests_but_not_those_to_keep(gateway_url: str, engine: FakeEngine) -> None:
     engine.behave = say_one_and_wait
     async with websockets.connect(gateway_url.replace("http", "ws") + "/v1/ws", proxy=None) as socket:
         await send(socket, start("kept", body=BODY | {"headrace": {"on_disconnect": "keep"}}))
@@ -135,9 +131,7 @@ async def test_closing_the_socket_cancels_its_requests_but_not_those_to_keep(
     assert engine.cancelled == [requests["gone"]]
 
 
-async def test_a_resumed_request_is_replayed_from_the_index_then_followed(
-    gateway_url: str, engine: FakeEngine
-) -> None:
+async def test_a_resumed_request_is_replayed_from_the_index_then_followed(gateway_url: str, engine: FakeEngine) -> None:
     go = asyncio.Event()
 
     async def behave(job: Job) -> None:
@@ -185,9 +179,7 @@ async def test_a_wrong_frame_is_told_and_the_socket_goes_on(socket: Socket, fram
     assert await receive(socket) == {"type": "pong"}
 
 
-async def test_a_name_in_use_is_refused_without_ending_the_request_that_has_it(
-    socket: Socket, engine: FakeEngine
-) -> None:
+async def test_a_name_in_use_is_refused_without_ending_the_request_that_has_it(socket: Socket, engine: FakeEngine) -> None:
     engine.behave = say_one_and_wait
     await send(socket, start("a"))
     await send(socket, start("a"))
@@ -246,6 +238,8 @@ async def test_a_reader_that_stops_reading_slows_nobody_else(
 async def test_a_page_of_another_origin_gets_no_socket(gateway_url: str) -> None:
     with pytest.raises(websockets.InvalidStatus) as caught:
         await websockets.connect(
-            gateway_url.replace("http", "ws") + "/v1/ws", origin="http://evil.example", proxy=None  # type: ignore[arg-type]
+            gateway_url.replace("http", "ws") + "/v1/ws",
+            origin="http://evil.example",
+            proxy=None,  # type: ignore[arg-type]
         )
     assert caught.value.response.status_code == 403

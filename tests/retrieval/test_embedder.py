@@ -1,7 +1,10 @@
 """The embedder gives each text one vector, whatever batch it is in."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import safetensors.torch
 
 from tests.retrieval.passages import FACTS, embedder, embedder_directory
 from workers.retrieval.embedder import BATCH_TOKENS_MAX, TOKENS_MAX, Embedder, _batches
@@ -11,7 +14,8 @@ TEXTS = ["Hi.", "", "The lighthouse was painted turquoise.", "日本の首都は
 
 def test_vectors_are_float32_of_length_1() -> None:
     vectors = embedder().embed(TEXTS)
-    assert (vectors.shape, vectors.dtype) == ((len(TEXTS), 384), np.float32)
+    assert vectors.shape == (len(TEXTS), 384)
+    assert vectors.dtype == np.dtype(np.float32)
     assert embedder().dimensions == embedder().space.dimensions == 384
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-5)
 
@@ -61,16 +65,14 @@ def test_batches_hold_every_index_once_and_are_bounded() -> None:
     assert all(len(batch) * max(lengths[index] for index in batch) <= BATCH_TOKENS_MAX for batch in batches)
 
 
-def test_a_missing_file_is_named(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for name in ("model.safetensors", "config.json"):
         (tmp_path / name).symlink_to(embedder_directory() / name)
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
         Embedder(tmp_path, threads=None)
 
 
-def test_other_weights_are_another_space(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    import safetensors.torch
-
+def test_other_weights_are_another_space(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "config.json"):
         (tmp_path / name).symlink_to(embedder_directory() / name)
     weights = safetensors.torch.load_file(embedder_directory() / "model.safetensors")

@@ -29,7 +29,13 @@ def test_a_timelines_spans_are_contiguous_and_sum_to_the_whole() -> None:
     [
         Tokens(1, 3, (5, None), ("a", "")),
         Finished(
-            2, 4, "length", Usage(3, 4, 1), TIMELINE, (Passage(1, "a.md", "text", 0.5),), (Verdict("e-mail", "output", "redact", 2),)
+            2,
+            4,
+            "length",
+            Usage(3, 4, 1),
+            TIMELINE,
+            (Passage(1, "a.md", "text", 0.5),),
+            (Verdict("e-mail", "output", "redact", 2),),
         ),
         Failed(1, 0, "cancelled", "the request was cancelled", TIMELINE, "messages", Usage(1, 2)),
         Failed(1, 0, "internal", "x", TIMELINE),
@@ -83,7 +89,7 @@ def test_another_version_and_an_oversized_message_are_refused_by_name() -> None:
         codec.pack({"x": bytes(limits.PAYLOAD_BYTES_MAX)})
 
 
-@given(st.text(max_size=100))
+@given(st.text(st.characters(), max_size=100))
 def test_any_name_becomes_one_safe_subject_token(name: str) -> None:
     made = subjects.slug(name)
     assert re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", made)
@@ -106,3 +112,9 @@ def test_a_presence_comes_back_as_it_went() -> None:
     card = ModelCard(id="m", context_tokens=8, precision="bf16")
     sent = Presence(stage="engine", worker="w", ready=True, model=card, slots=2, gauges={"blocks_free": 3.0})
     assert Presence.decode(sent.encode()) == sent
+
+
+def test_lone_surrogates_are_refused_in_messages_and_mapped_in_names() -> None:
+    with pytest.raises(CodecError, match="not Unicode"):
+        envelope("\ud800").encode()
+    assert re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", subjects.slug("model\ud800"))

@@ -1,4 +1,4 @@
-"""What one engine step computes: decided by the scheduler (pure), carried out by the runner (torch), committed by the scheduler.
+"""What one engine step computes: decided by the scheduler (pure), carried out by the runner (torch), then committed.
 
 A plan holds numbers only, no tensors and no sequence objects, so that either side can be tested without the other.
 """

@@ -20,7 +20,7 @@ import torch
 
 from schemas.envelope import Sampling
 from workers.engine.attention.protocol import CacheShape
-from workers.engine.batch import Batch, make_batch
+from workers.engine.batch import make_batch
 from workers.engine.model.backends import choose_backends
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.linear import choose_scheme, has_onednn
@@ -34,10 +34,6 @@ Precision = Literal["bf16", "fp32"]
 Logits = npt.NDArray[np.float32]
 
 _DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-# Below this much work a step's kernels run on one thread: waking the others would take longer than it saves.
-_ROWS_ALONE_MAX = 31
-_KEYS_ALONE_MAX = 4095
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +108,21 @@ class ModelRunner:
     def logits(self, plan: StepPlan) -> Logits:
         """Computes a step without drawing: float32 [chunks that sample, vocabulary_size]."""
         batch = make_batch(plan, self._block_tokens)
+        last, slot = int(batch.positions.max()), int(batch.slots.max())
+        assert last < self.config.context_tokens, f"position {last} of a context of {self.config.context_tokens}"
+        assert slot < self._cache_blocks * self._block_tokens, f"slot {slot} of {self._cache_blocks * self._block_tokens}"
+        torch.set_num_threads(self._threads)  # OpenMP counts per calling thread, which need not be the one that loaded
         with torch.inference_mode():
-            self._backends.use_threads(self._threads_for(batch))
             return self._model.forward(batch)
 
     def warm_up(self) -> None:
-        """Runs a step of each size that is computed in its own way, so that no request waits for a first time."""
+        """Runs a short step and a long one, so that no request waits for threads to start or memory to be mapped.
+
+        All kernels were compiled when the model was loaded: numba's by their signatures, oneDNN's when they were compared.
+        """
         self._say(0.0, "warming up")
-        for rows in self._scheme.sizes:
-            if rows <= self._cache_blocks * self._block_tokens:
-                self.run(StepPlan((_warm_up_chunk(rows, self._block_tokens),)))
+        for rows in (1, min(256, self._cache_blocks * self._block_tokens)):
+            self.run(StepPlan((_warm_up_chunk(rows, self._block_tokens),)))
         self._say(1.0, "warm")
 
     def describe(self) -> Description:
@@ -164,10 +165,6 @@ class ModelRunner:
         if not self._scheme.exact:
             return "no way of packing linear layers gives the same bits at every number of rows on this machine"
         return None
-
-    def _threads_for(self, batch: Batch) -> int:
-        alone = batch.rows <= _ROWS_ALONE_MAX and batch.keys <= _KEYS_ALONE_MAX
-        return 1 if alone else self._threads
 
 
 def _fitting_precision() -> Precision:

@@ -11,9 +11,9 @@ import time
 import structlog
 
 from runtime.clock import Clock
+from runtime.following import emitted_before
 from runtime.nats_bus import NatsBus
 from runtime.presence import Beacon
-from runtime.sequencer import emitted_before
 from runtime.settings import Settings
 from runtime.stage import Lane, StageLoop, Work, worker_name
 from schemas import events, limits, subjects
@@ -78,7 +78,8 @@ class EngineWorker:
                 return
 
     async def _finish(self, work: Work, subject: str, output: Output) -> None:
-        assert output.finish is not None and output.account is not None
+        assert output.finish is not None
+        assert output.account is not None
         envelope, account = work.envelope, output.account
         timeline = envelope.timeline
         for name, end_us in (("engine.wait", account.scheduled_us), ("engine.prefill", account.first_token_us)):
@@ -86,9 +87,7 @@ class EngineWorker:
                 timeline = timeline.mark(name, end_us)
         timeline = timeline.mark("engine.decode", self._clock.now_us())
         usage = output.finish.usage
-        finished = Finished(
-            work.epoch, work.index, output.finish.reason, usage, timeline, envelope.passages, envelope.verdicts
-        )
+        finished = Finished(work.epoch, work.index, output.finish.reason, usage, timeline, envelope.passages, envelope.verdicts)
         await self._bus.publish_confirmed(subject, events.encode(finished), f"{work.request}:end")
         spans = {f"{name}_us": value for name, value in timeline.spans_us().items()}
         log.info(

@@ -6,16 +6,16 @@ hr.reply.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import structlog
 
 from runtime.bus import Bus
 from runtime.clock import Clock
+from runtime.following import Follow, emitted_before
 from runtime.nats_bus import NatsBus
-from runtime.reader import LogReader
-from runtime.sequencer import emitted_before
+from runtime.sequencer import Deliver, End
 from runtime.settings import Settings
 from runtime.stage import Lane, StageLoop, Work, serve_stage, simple_lane
 from schemas import events, subjects
@@ -28,6 +28,7 @@ from workers.guardrail.output_rails import OutputRail
 log = structlog.get_logger()
 
 LAST_WORD_S = 2.0
+PATIENCE_S = 60.0
 
 
 class RailsStage:
@@ -65,18 +66,20 @@ class GuardStage:
                 return
             released = len(before.ids)
             work.epoch = max(work.epoch, before.epoch + 1)
-        async with LogReader(self._bus, subjects.raw(work.request)) as reader:
-            terminal = await self._follow(work, reader, released)
-        await self._bus.publish_confirmed(
-            subjects.reply(work.request), events.encode(terminal), f"{work.request}:end"
-        )
+        follow = Follow(self._bus, subjects.raw(work.request), work.envelope.timeline, log_first=True)
+        await follow.open()
+        try:
+            terminal = await self._guard(work, follow, released)
+        finally:
+            await follow.close()
+        await self._bus.publish_confirmed(subjects.reply(work.request), events.encode(terminal), f"{work.request}:end")
         if isinstance(terminal, Finished) and terminal.reason == "content_filter":
             await self._bus.mark_cancelled(work.request)
 
-    async def _follow(self, work: Work, reader: LogReader, released: int) -> Terminal:
+    async def _guard(self, work: Work, follow: Follow, released: int) -> Terminal:
         """Releases tokens as they become safe; those below `released` were sent by an earlier attempt."""
         rail = OutputRail(work.envelope.rails)
-        async for event in reader:
+        async for event in _events(follow):
             safe = rail.feed(event) if isinstance(event, Tokens) else rail.close(event.epoch)
             for tokens in safe:
                 work.index = tokens.end
@@ -85,21 +88,21 @@ class GuardStage:
                     sent = Tokens(work.epoch, fresh.index, fresh.ids, fresh.texts)
                     await self._bus.publish(subjects.reply(work.request), events.encode(sent))
             if rail.blocked is not None:
-                last = event if not isinstance(event, Tokens) else await self._stop_engine(work, reader)
+                last = event if not isinstance(event, Tokens) else await self._stop_engine(work, follow)
                 return self._blocked(work, rail, last)
             if not isinstance(event, Tokens):
                 return self._ended(work, rail, event)
-        raise AssertionError("a reader ends with a terminal event")
+        raise AssertionError("a stream ends with a terminal event")
 
-    async def _stop_engine(self, work: Work, reader: LogReader) -> Terminal | None:
+    async def _stop_engine(self, work: Work, follow: Follow) -> Terminal | None:
         """Tells the engine to stop and waits a moment for its last word, which has the usage and the timings."""
         await self._bus.publish(subjects.cancel(work.request), b"engine")
         try:
             async with asyncio.timeout(LAST_WORD_S):
-                async for event in reader:
+                async for event in _events(follow):
                     if not isinstance(event, Tokens):
                         return event
-        except (TimeoutError, HeadraceError):
+        except TimeoutError:
             log.warning("no_last_word", request=work.request)
         return None
 
@@ -120,6 +123,21 @@ class GuardStage:
             work.envelope.passages,
             work.envelope.verdicts + rail.verdicts,
         )
+
+
+async def _events(follow: Follow) -> AsyncIterator[Tokens | Terminal]:
+    """Tokens in order, each once, then the terminal event."""
+    while True:
+        for action in await follow.next(PATIENCE_S):
+            yield action.tokens if isinstance(action, Deliver) else _terminal(action)
+            if not isinstance(action, Deliver):
+                return
+
+
+def _terminal(end: End) -> Terminal:
+    """Follow types what it finds itself, so an end is always an event."""
+    assert not isinstance(end.outcome, HeadraceError)
+    return end.outcome
 
 
 async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event) -> None:

@@ -70,7 +70,7 @@ def ingest_path(
     counter = _Counter(progress, total)
     for chunks in _commits(read.documents):
         store.upsert(key, embedder.space, chunks, _vectors(embedder, chunks, counter))
-    store.optimize(key)
+        store.optimize(key)  # at once: a keyword search reads what is not indexed yet passage by passage
     return IngestReport(len(read.documents), total, time.monotonic() - started, read.skipped)
 
 

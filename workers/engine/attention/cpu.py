@@ -10,8 +10,11 @@ import torch
 from workers.engine.attention.cpu_kernels import make_attend, write_rows
 from workers.engine.attention.protocol import CacheShape
 from workers.engine.batch import Batch
+from workers.engine.model import kernel_threads
 from workers.engine.model.arrays import array_of
 from workers.engine.model.lanes import WIDTH
+
+_KEYS_ALONE_MAX = 1023  # for so few keys, waking a second thread takes longer than it saves
 
 
 def lacks(shape: CacheShape) -> str | None:
@@ -29,7 +32,7 @@ class CpuAttention:
     exact = True
     reason = "attention sums a row's own keys in order of position, in one way for prefill, chunk and decode"
 
-    def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
+    def __init__(self, shape: CacheShape, dtype: torch.dtype, threads: int) -> None:
         assert lacks(shape) is None, lacks(shape)
         self._shape = shape
         values = shape.values // 2 // shape.layers
@@ -41,6 +44,8 @@ class CpuAttention:
         halves = dtype == torch.bfloat16
         self._attend = make_attend(shape.kv_heads, group, shape.head_size, shape.block_tokens, halves)
         self._batch: Batch | None = None
+        self._threads_wanted = threads
+        self._threads = 1
 
     @property
     def cache_bytes(self) -> int:
@@ -50,6 +55,7 @@ class CpuAttention:
     def begin(self, batch: Batch) -> None:
         """Takes the step's positions, slots and block tables."""
         self._batch = batch
+        self._threads = 1 if batch.keys <= _KEYS_ALONE_MAX else self._threads_wanted
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores the rows' keys and values at the rows' slots."""
@@ -70,6 +76,7 @@ class CpuAttention:
         """Each row over the keys of its own sequence, up to its own position."""
         assert self._batch is not None, "attend() comes after begin()"
         batch = self._batch
+        kernel_threads.use(self._threads)
         self._attend(
             _flat(queries),
             self._key_arrays[layer],

@@ -1,6 +1,5 @@
 """Which code computes the rows' operations and attention on this machine: kernels, or plain torch where they cannot run."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -17,11 +16,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """use_threads sets the number of threads of the kernels that follow."""
+    """Both compute in the precision that they were made for."""
 
     operations: RowOperations
     attention: AttentionBackend
-    use_threads: Callable[[int], None]
 
 
 def choose_backends(config: ModelConfig, shape: CacheShape, head: torch.Tensor, threads: int) -> Backends:
@@ -33,7 +31,7 @@ def choose_backends(config: ModelConfig, shape: CacheShape, head: torch.Tensor, 
     except ImportError as error:
         reason = f"numba cannot be imported ({error})"
     log.warning("attention_fallback", reason=reason, backend="reference", exact=False)
-    return Backends(ReferenceRowOperations(config, head), ReferenceAttention(shape, head.dtype), lambda count: None)
+    return Backends(ReferenceRowOperations(config, head), ReferenceAttention(shape, head.dtype))
 
 
 class _Unfit(Exception):
@@ -41,15 +39,13 @@ class _Unfit(Exception):
 
 
 def _kernels(config: ModelConfig, shape: CacheShape, head: torch.Tensor, threads: int) -> Backends:
-    import numba
+    from workers.engine.attention.cpu import CpuAttention
+    from workers.engine.attention.cpu import lacks as attention_lacks
+    from workers.engine.model.kernel_operations import KernelRowOperations
+    from workers.engine.model.kernel_operations import lacks as operations_lack
 
-    from workers.engine.attention import cpu
-    from workers.engine.model import kernel_operations
-
-    lacks = kernel_operations.lacks(config) or cpu.lacks(shape)
+    lacks = operations_lack(config) or attention_lacks(shape)
     if lacks is not None:
         raise _Unfit(lacks)
-    threads_max = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
-    operations = kernel_operations.KernelRowOperations(config, head, min(threads, threads_max))
-    attention = cpu.CpuAttention(shape, head.dtype)
-    return Backends(operations, attention, lambda count: numba.set_num_threads(min(count, threads_max)))
+    operations = KernelRowOperations(config, head, threads)
+    return Backends(operations, CpuAttention(shape, head.dtype, threads))

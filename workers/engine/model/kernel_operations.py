@@ -1,17 +1,18 @@
 """The default row operations: numba kernels over the tensors' own memory. See row_operations for what each does."""
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from workers.engine.model import row_kernels
+from workers.engine.model import kernel_threads, row_kernels
 from workers.engine.model.arrays import array_of
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.lanes import WIDTH
 from workers.engine.model.rotary import rotary_tables
 
 Array = npt.NDArray[np.generic]
+
+_ROWS_ALONE_MAX = 31  # for so few rows, waking a second thread takes longer than it saves
 
 
 def lacks(config: ModelConfig) -> str | None:
@@ -49,12 +50,14 @@ class KernelRowOperations:
     def norm(self, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """See RowOperations."""
         size = self._config.hidden_size
+        self._share(rows)
         row_kernels.norm_rows(_flat(residual), _flat(weight), _flat(out), rows, size, self._epsilon)
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """See RowOperations."""
         size = self._config.hidden_size
         arrays = (_flat(residual), _flat(delta), _flat(weight), _flat(out))
+        self._share(rows)
         row_kernels.add_norm_rows(*arrays, rows, size, self._epsilon)
 
     def rotate(
@@ -64,10 +67,12 @@ class KernelRowOperations:
         config = self._config
         tables = (self._cosine, self._sine, positions)
         sizes = (rows, config.heads, config.kv_heads, config.head_size)
+        self._share(rows)
         row_kernels.rotate_rows(_flat(qkv), *tables, _flat(queries), _flat(keys), *sizes)
 
     def gate(self, gate_up: torch.Tensor, out: torch.Tensor, rows: int) -> None:
         """See RowOperations."""
+        self._share(rows)
         row_kernels.gate_rows(_flat(gate_up), _flat(out), rows, self._config.feed_forward_size)
 
     def logits(self, normed: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -75,11 +80,12 @@ class KernelRowOperations:
         rows, size = normed.shape
         width = len(self._head_tiles) // size
         logits = np.empty((rows, width), np.float32)
-        before = numba.get_num_threads()
-        numba.set_num_threads(self._threads)
+        kernel_threads.use(self._threads)
         self._head(_flat(normed), self._head_tiles, logits.reshape(-1), rows, width)
-        numba.set_num_threads(before)
         return logits[:, : self._config.vocabulary_size]
+
+    def _share(self, rows: int) -> None:
+        kernel_threads.use(1 if rows <= _ROWS_ALONE_MAX else self._threads)
 
 
 def _tiles(head: torch.Tensor) -> torch.Tensor:

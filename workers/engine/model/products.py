@@ -112,7 +112,7 @@ def add_weighted(typing, weights, scales, values, values_at, keys_count, sums, c
 
 @intrinsic(prefer_literal=True)
 def fetch_rows(typing, array, at, stride, rows, width):
-    """Asks for `rows` rows of `width` values, `stride` apart, of which every cache line will be read soon. All are constants."""
+    """Asks for `rows` rows of `width` values, `stride` apart, all of which will be read soon. All are constants."""
     bits = array.dtype.bitwidth
     starts = range(0, rows.literal_value * stride.literal_value, stride.literal_value)
     lines = sorted({(start + offset) * bits // 512 for start in starts for offset in range(width.literal_value)})

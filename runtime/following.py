@@ -1,7 +1,7 @@
-"""Moves one request's bytes into its session: a live subscription, and the log wherever the live one has a hole.
+"""Moves one request's bytes into its sequencer: a live subscription, and the log wherever the live one has a hole.
 
 The reader sets the pace. Live messages wait in a bounded queue; when it is full the newest takes the place of the one
-before it, the session sees the hole, and the log fills it. So a reader that is slow costs a bounded memory and slows
+before it, the sequencer sees the hole, and the log fills it. So a reader that is slow costs a bounded memory and slows
 nobody.
 
 A live message can be lost (a reconnect, an overload), the last one too. After a silence the log is looked at.
@@ -9,15 +9,15 @@ A live message can be lost (a reconnect, an overload), the last one too. After a
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import structlog
 
-from gateway.session import Deliver, End, FillGap, Session
 from runtime.bus import Bus, BusError, Message, Subscription
-from runtime.clock import Clock
 from runtime.nats_bus import backoff_s
-from schemas import events, subjects
+from runtime.sequencer import Deliver, End, FillGap, Sequencer
+from schemas import events
 from schemas.codec import CodecError
 from schemas.errors import HeadraceError
 from schemas.events import Failed
@@ -31,30 +31,17 @@ GAP_S = 5.0  # a hole that no reading of the log makes smaller for this long is 
 REWIND_EVERY = 10  # looks; a log that began anew (a broker that lost its memory) is found by reading from its start
 
 
-class GatewayBus(Bus, Protocol):
-    """A bus that tells the broker's time and whether it is connected."""
-
-    @property
-    def clock(self) -> Clock:
-        """The broker's time."""
-        ...
-
-    @property
-    def connected(self) -> bool:
-        """Whether the connection stands at this moment."""
-        ...
-
-
 class Follow:
-    """One reader of one request, from token index start on. timeline is what is told when the end is made here."""
+    """One reader of one request's subject (hr.raw or hr.reply), from token index start on.
 
-    def __init__(
-        self, bus: GatewayBus, request: str, timeline: Timeline, start: int = 0, log_first: bool = False
-    ) -> None:
+    timeline is what is told when the end is made here.
+    """
+
+    def __init__(self, bus: Bus, subject: str, timeline: Timeline, start: int = 0, log_first: bool = False) -> None:
         self._bus = bus
-        self._request = request
+        self._subject = subject
         self._timeline = timeline
-        self._session = Session(start)
+        self._sequencer = Sequencer(start)
         self._loop = asyncio.get_running_loop()
         self._queue: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -72,11 +59,11 @@ class Follow:
     @property
     def index(self) -> int:
         """The next token that will be delivered."""
-        return self._session.index
+        return self._sequencer.index
 
     async def open(self) -> None:
         """Listens; before the work is published, so that nothing is missed. BusUnavailable."""
-        self._subscription = await self._bus.subscribe(subjects.reply(self._request), self._on_message)
+        self._subscription = await self._bus.subscribe(self._subject, self._on_message)
 
     async def close(self) -> None:
         """Stops listening; idempotent."""
@@ -96,7 +83,7 @@ class Follow:
     async def next(self, patience_s: float) -> list[Deliver | End]:
         """What comes next, in order; nothing when patience_s passed in silence. After an End there is nothing more."""
         give_up = self._loop.time() + patience_s
-        while not self._session.ended:
+        while not self._sequencer.ended:
             if self._ending is not None:
                 return [self._end_here(self._ending)]
             if self._gap:
@@ -142,7 +129,7 @@ class Follow:
         """Everything that has come, up to a hole or the end."""
         found: list[Deliver | End] = []
         self._look_at = self._loop.time() + SILENCE_S
-        while self._queue and not self._gap and not self._session.ended:
+        while self._queue and not self._gap and not self._sequencer.ended:
             self._put(found, self._queue.popleft(), live=True)
         return found
 
@@ -150,10 +137,10 @@ class Follow:
         try:
             event = events.decode(data)
         except CodecError as error:
-            log.error("undecodable", request=self._request, error=str(error))
+            log.error("undecodable", subject=self._subject, error=str(error))
             found.append(self._end_here(HeadraceError("internal", "an event of this request cannot be read")))
             return
-        for action in self._session.take(event) if live else self._session.take_log(event):
+        for action in self._sequencer.take(event) if live else self._sequencer.take_log(event):
             if isinstance(action, Deliver):
                 found.append(action)
             elif isinstance(action, End):
@@ -166,18 +153,18 @@ class Follow:
         self._looks += 1
         if self._looks % REWIND_EVERY == 0:
             self._after = 0
-            self._session.rewind_log()
+            self._sequencer.rewind_log()
         found: list[Deliver | End] = []
         try:
-            messages = await self._bus.read_log(subjects.reply(self._request), self._after)
+            messages = await self._bus.read_log(self._subject, self._after)
         except BusError as error:
-            log.debug("log_unread", request=self._request, error=str(error))
+            log.debug("log_unread", subject=self._subject, error=str(error))
             return found
         for message in messages:
             self._after = message.sequence or self._after
-            if not self._session.ended:
+            if not self._sequencer.ended:
                 self._put(found, message.data, live=False)
-        self._gap = self._session.hole
+        self._gap = self._sequencer.hole
         return found
 
     async def _fill(self) -> list[Deliver | End]:
@@ -199,9 +186,9 @@ class Follow:
         return []
 
     def _lost(self) -> End:
-        end = self._session.give_up()
-        log.error("hole", request=self._request, index=self.index, overflowed=self.overflowed)
-        if isinstance(end.outcome, HeadraceError) and self._resumed and self.index == self._session.start:
+        end = self._sequencer.give_up()
+        log.error("hole", subject=self._subject, index=self.index, overflowed=self.overflowed)
+        if isinstance(end.outcome, HeadraceError) and self._resumed and self.index == self._sequencer.start:
             message = f"the log no longer holds token {self.index} of this request"
             return self._end_here(HeadraceError("replay_expired", message))
         if isinstance(end.outcome, HeadraceError) and self.overflowed:
@@ -209,7 +196,7 @@ class Follow:
         return self._typed(end)
 
     def _end_here(self, error: HeadraceError) -> End:
-        self._session.ended = True
+        self._sequencer.ended = True
         return self._typed(End(error))
 
     def _typed(self, end: End) -> End:
@@ -218,5 +205,25 @@ class Follow:
         if not isinstance(error, HeadraceError):
             return end
         self.ended_here = True
-        epoch, index = self._session.epoch, self._session.index
+        epoch, index = self._sequencer.epoch, self._sequencer.index
         return End(Failed(epoch, index, error.code, error.message, self._timeline, error.param))
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What earlier attempts published on a subject: token ids from 0, the highest epoch, and whether the request has ended."""
+
+    ids: tuple[int | None, ...]
+    epoch: int
+    ended: bool
+
+
+def emitted_before(log: Iterable[Message]) -> Before:
+    """Reads a whole log as a reader would, up to its first hole: what lies beyond a hole reached nobody in order."""
+    sequencer = Sequencer()
+    ids: list[int | None] = []
+    for message in log:
+        for action in sequencer.take_log(events.decode(message.data)):
+            if isinstance(action, Deliver):
+                ids += action.tokens.ids
+    return Before(tuple(ids), sequencer.epoch, sequencer.ended)

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from gateway import following
-from gateway.following import QUEUE_MESSAGES_MAX, Follow
-from gateway.session import Deliver, End
+from runtime import following
 from runtime.bus import BusUnavailable, Message, OnMessage
 from runtime.clock import BrokerClock
+from runtime.following import QUEUE_MESSAGES_MAX, Follow
+from runtime.sequencer import Deliver, End
 from schemas import events
 from schemas.errors import HeadraceError
 from schemas.events import Event, Failed, Finished, Tokens, Usage
@@ -66,7 +66,7 @@ def finished(index: int) -> Finished:
 
 
 async def opened(bus: LossyBus, start: int = 0, log_first: bool = False) -> Follow:
-    follow = Follow(bus, REQUEST, T, start, log_first)  # type: ignore[arg-type]
+    follow = Follow(bus, f"hr.reply.{REQUEST}", T, start, log_first)  # type: ignore[arg-type]
     await follow.open()
     return follow
 
@@ -163,7 +163,9 @@ async def test_a_log_that_began_anew_is_read_from_its_start(monkeypatch: pytest.
     assert (texts, end.index) == ([], 5)
 
 
-async def test_a_slow_reader_costs_a_bounded_queue_and_misses_nothing() -> None:
+async def test_a_slow_reader_costs_a_bounded_queue_and_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And at once, by the newest message that it keeps: the look after a silence is not what saves it."""
+    monkeypatch.setattr(following, "SILENCE_S", 1000.0)
     bus = LossyBus()
     follow = await opened(bus)
     many = 20 * QUEUE_MESSAGES_MAX
@@ -217,3 +219,9 @@ async def test_closing_stops_listening_and_may_be_done_twice() -> None:
     await follow.close()
     await follow.close()
     assert bus._listener is None
+
+
+def test_what_was_emitted_before_is_read_up_to_the_first_hole() -> None:
+    log = [tokens(0, "a", "b"), Tokens(2, 3, (3,), ("d",))]
+    before = following.emitted_before(Message("s", events.encode(event)) for event in log)
+    assert (before.ids, before.epoch, before.ended) == ((0, 1), 2, False)
