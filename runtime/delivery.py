@@ -2,7 +2,7 @@
 
     arrival             condition                       actions
     ─────────           ─────────────────────────       ─────────────────────────────────────────────
-    arrive()            attempt > ATTEMPTS_MAX          Bury, Answer attempts_exhausted, Acknowledge
+    arrive()            DELIVERIES_MAX came to nothing  Bury, Answer attempts_exhausted, Acknowledge
                         request was cancelled           Answer cancelled, Acknowledge
                         deadline has passed             Answer deadline_exceeded, Acknowledge
                         otherwise                       (none: work on it)
@@ -11,6 +11,10 @@
                         Failed, fault, attempts left    GiveBack after a backoff
                         Failed, fault, last attempt     Bury, Answer attempts_exhausted, Acknowledge
                         HandedBack (drain)              GiveBack at once
+                        Lost (the lease)                (none: it is somebody else's now)
+
+A failure that is told (an exception) is tried ATTEMPTS_MAX times. A holder that dies tells nothing, and may have died of other
+causes, so silent deaths have a higher bound, and only deliveries since the last one that brought the request forward count.
 
 Acknowledge always comes last: a crash before it brings the item back, and every action before it is idempotent.
 """
@@ -19,7 +23,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from schemas.errors import HeadraceError
-from schemas.limits import ATTEMPTS_MAX
+from schemas.limits import ATTEMPTS_MAX, DELIVERIES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,12 @@ class HandedBack:
     """The worker stops before the work is done."""
 
 
-Outcome = Done | Broken | HandedBack
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The lease ran out while the worker was held up: another holder has the work, or will."""
+
+
+Outcome = Done | Broken | HandedBack | Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +80,13 @@ class GiveBack:
 Action = Answer | Bury | Acknowledge | GiveBack
 
 
-def arrive(attempt: int, cancelled: bool, expired: bool) -> tuple[Action, ...]:
-    """Actions on an item that was just delivered; none means that it is to be worked on."""
-    if attempt > ATTEMPTS_MAX:
-        return _exhausted(f"every holder died or lost its lease; {ATTEMPTS_MAX} attempts were made")
+def arrive(fruitless: int, cancelled: bool, expired: bool) -> tuple[Action, ...]:
+    """Actions on an item that was just delivered; none means that it is to be worked on.
+
+    fruitless: deliveries before this one, since the last that brought the request forward.
+    """
+    if fruitless >= DELIVERIES_MAX:
+        return _exhausted(fruitless, "every holder died or lost its lease")
     if cancelled:
         return (Answer(HeadraceError("cancelled", "the request was cancelled")), Acknowledge())
     if expired:
@@ -89,16 +101,18 @@ def settle(outcome: Outcome, attempt: int) -> tuple[Action, ...]:
             return (Acknowledge(),)
         case HandedBack():
             return (GiveBack(0.0),)
+        case Lost():
+            return ()
         case Broken(error) if error.meaning.whose != "fault":
             return (Answer(error), Acknowledge())
         case Broken(error) if attempt >= ATTEMPTS_MAX:
-            return _exhausted(f"{error.code}: {error.message}")
+            return _exhausted(attempt, f"{error.code}: {error.message}")
         case Broken():
             return (GiveBack(min(8.0, 0.1 * 4.0 ** (attempt - 1))),)
         case _:
             assert_never(outcome)
 
 
-def _exhausted(cause: str) -> tuple[Action, ...]:
-    error = HeadraceError("attempts_exhausted", f"the request failed {ATTEMPTS_MAX} times; the last cause: {cause}")
+def _exhausted(attempts: int, cause: str) -> tuple[Action, ...]:
+    error = HeadraceError("attempts_exhausted", f"the request failed {attempts} times; the last cause: {cause}")
     return (Bury(cause), Answer(error), Acknowledge())

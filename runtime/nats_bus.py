@@ -28,8 +28,9 @@ from schemas import limits, subjects
 
 log = structlog.get_logger()
 
-PULL_EXPIRES_S = 10.0
+PULL_EXPIRES_S = 4.0  # below the ack wait: a stopped process has no pull left by the time its work is delivered again
 PULL_BEAT_S = 1.0
+assert PULL_EXPIRES_S < limits.ACK_WAIT_S
 CONFIRM_TIMEOUT_S = 2.0
 CONFIRM_TRIES = 4
 LOG_BATCH = 512

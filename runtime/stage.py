@@ -18,7 +18,7 @@ import structlog
 from runtime import delivery as deliveries
 from runtime.bus import Bus, BusError, Delivery, Message, Puller
 from runtime.clock import Clock
-from runtime.delivery import Acknowledge, Answer, Broken, Bury, Done, GiveBack, HandedBack
+from runtime.delivery import Acknowledge, Answer, Broken, Bury, Done, GiveBack, HandedBack, Lost
 from runtime.presence import Beacon
 from runtime.settings import Settings
 from schemas import codec, events, limits, subjects
@@ -66,12 +66,18 @@ class _Held:
     task: asyncio.Task[None] | None = None
     working: bool = False  # the handler has it: only then may the task be cancelled
     ending: HeadraceError | None = None  # why the loop itself ends the work
+    lost: bool = False  # the lease ran out: whatever becomes of the work is not ours to say
 
     def end(self, error: HeadraceError) -> None:
         """Ends the work with this error; before the handler has it, the error waits there."""
         if self.ending is None:
             self.ending = error
             self.take_away()
+
+    def lose(self) -> None:
+        """The lease ran out."""
+        self.lost = True
+        self.take_away()
 
     def take_away(self) -> None:
         """Stops the handler, if it has the work."""
@@ -82,7 +88,9 @@ class _Held:
 class StageLoop:
     """Runs one stage of one process.
 
-    ends_on gives the subject of the terminal event when the work fails: hr.reply, or hr.raw where a guard listens.
+    ends_on gives the subject of the terminal event when the work fails: hr.reply, or hr.raw where a guard listens. progress
+    gives the last attempt that brought a request forward, 0 for none. healthy says whether the worker gets anywhere at all: one
+    that does not takes nothing and lets its leases run out, so that its work moves.
     """
 
     def __init__(
@@ -93,6 +101,8 @@ class StageLoop:
         lanes: Callable[["StageLoop"], list[Lane]],
         handler: Handler,
         ends_on: Callable[[Envelope], str] = lambda envelope: subjects.reply(envelope.request),
+        progress: Callable[[Envelope], Awaitable[int]] | None = None,
+        healthy: Callable[[], bool] = lambda: True,
     ) -> None:
         self._bus = bus
         self._clock = clock
@@ -100,6 +110,8 @@ class StageLoop:
         self._lanes = lanes(self)
         self._handler = handler
         self._ends_on = ends_on
+        self._progress = progress
+        self._healthy = healthy
         self._held: dict[int, _Held] = {}  # by sequence in the work stream
         self._room = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,8 +145,9 @@ class StageLoop:
         try:
             while not stop.is_set():
                 self._room.clear()
-                for lane, puller in pullers:
-                    await puller.ask(lane.room() - puller.outstanding)
+                if self._healthy():
+                    for lane, puller in pullers:
+                        await puller.ask(lane.room() - puller.outstanding)
                 waiting = asyncio.create_task(self._room.wait())
                 await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
@@ -155,10 +168,23 @@ class StageLoop:
         await self._bus.flush()
 
     async def _beat(self) -> None:
+        """Renews the leases. One that could not be renewed for the ack wait is lost: the broker gives the work to another.
+
+        That is so after the process was stopped, after the broker was away, and while the worker is not healthy.
+        """
+        loop = asyncio.get_running_loop()
+        renewed = loop.time()
         while True:
             await asyncio.sleep(limits.BEAT_S)
-            for held in list(self._held.values()):
-                await held.delivery.beat()
+            if loop.time() - renewed > limits.ACK_WAIT_S and self._held:
+                log.warning("leases_lost", stage=self._stage, held=self.held)
+                for held in list(self._held.values()):
+                    held.lose()
+            if self._bus.connected and self._healthy():
+                for held in list(self._held.values()):
+                    await held.delivery.beat()
+                renewed = loop.time()
+                self._room.set()  # whoever was not healthy may take work again
 
     async def _on_cancel(self, message: Message) -> None:
         only = message.data.decode(errors="replace")  # a cancel may be meant for one stage alone
@@ -187,9 +213,9 @@ class StageLoop:
         timeline = envelope.timeline.mark(f"{self._stage}.queue", received_us)
         work = Work(envelope.model_copy(update={"timeline": timeline}), delivery.attempt)
         previous = self._held.get(delivery.sequence)
-        if previous is not None:  # our own lease ran out while we were held up, and the item came back to us
-            log.warning("lease_lost", stage=self._stage, request=work.request)
-            return
+        if previous is not None and previous.task is not None:  # our lease ran out, and the item came back to us
+            previous.lose()
+            await asyncio.wait({previous.task})
         held = _Held(delivery, work, asyncio.current_task())
         self._held[delivery.sequence] = held
         try:
@@ -202,7 +228,8 @@ class StageLoop:
         envelope = held.work.envelope
         try:
             cancelled = await self._bus.is_cancelled(envelope.request)
-            actions = deliveries.arrive(held.delivery.attempt, cancelled, received_us >= envelope.deadline_us)
+            fruitless = await self._fruitless(held)
+            actions = deliveries.arrive(fruitless, cancelled, received_us >= envelope.deadline_us)
             if not actions:
                 outcome = await self._attempt(held)
                 actions = deliveries.settle(outcome, held.delivery.attempt)
@@ -210,6 +237,13 @@ class StageLoop:
         except BusError as error:
             # Nothing is settled: the lease runs out and the item comes again, here or elsewhere.
             log.warning("unsettled", stage=self._stage, request=envelope.request, error=str(error))
+
+    async def _fruitless(self, held: _Held) -> int:
+        """Deliveries before this one since the last that brought the request forward; the log is asked only when it matters."""
+        before = held.delivery.attempt - 1
+        if self._progress is None or before < limits.DELIVERIES_MAX:
+            return before
+        return before - await self._progress(held.work.envelope)
 
     async def _attempt(self, held: _Held) -> deliveries.Outcome:
         work = held.work
@@ -219,6 +253,8 @@ class StageLoop:
         )
         try:
             held.working = True
+            if held.lost:
+                return Lost()
             if held.ending is not None:  # cancelled while we looked for its mark
                 return Broken(held.ending)
             await self._handler(work)
@@ -231,6 +267,8 @@ class StageLoop:
             task = asyncio.current_task()
             while task is not None and task.cancelling():
                 task.uncancel()
+            if held.lost:
+                return Lost()
             return Broken(held.ending) if held.ending else HandedBack()
         except Exception as error:
             log.error("handler", stage=self._stage, request=work.request, error=traceback.format_exc())
@@ -258,7 +296,7 @@ class StageLoop:
             work.epoch, work.index, error.code, error.message, timeline, error.param, work.usage, work.envelope.verdicts
         )
         subject = self._ends_on(work.envelope)
-        await self._bus.publish_confirmed(subject, events.encode(event), f"{work.request}:end")
+        await self._bus.publish_confirmed(subject, events.encode(event), f"{work.request}:end:{work.epoch}")
         log.info("failed", stage=self._stage, request=work.request, code=error.code, epoch=work.epoch)
 
     async def _bury(self, delivery: Delivery, cause: str) -> None:

@@ -20,7 +20,8 @@ PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
 # Leases (seconds).
 ACK_WAIT_S = 5.0
 BEAT_S = 1.0
-ATTEMPTS_MAX = 5
+ATTEMPTS_MAX = 5  # of work whose failure is told
+DELIVERIES_MAX = 10  # of work whose holders die without a word
 
 # Presence (seconds): a worker says that it is there every PRESENCE_S and is gone after PRESENCE_TIMEOUT_S.
 PRESENCE_S = 1.0
@@ -47,4 +48,5 @@ assert 2 * BODY_BYTES_MAX + TOP_K_PASSAGES_MAX * PASSAGE_CHARS_MAX * 4 < PAYLOAD
 assert DEADLINE_MS_MAX / 1000 < WORK_AGE_S
 assert 3 * BEAT_S < ACK_WAIT_S
 assert 3 * PRESENCE_S < PRESENCE_TIMEOUT_S
-assert ATTEMPTS_MAX * ACK_WAIT_S < DUPLICATE_WINDOW_S
+assert ATTEMPTS_MAX < DELIVERIES_MAX
+assert DELIVERIES_MAX * ACK_WAIT_S < DUPLICATE_WINDOW_S

@@ -217,3 +217,25 @@ async def test_consumption_resumes_after_the_broker_was_killed(bus: NatsBus, bro
         await until(lambda: bus.connected, "the reconnect")
         await stage.put(second)
         await until(lambda: second.request in {w.request for w in stage.seen}, "the second")
+
+
+async def test_a_worker_that_could_not_renew_its_leases_says_nothing_more(
+    bus: NatsBus, broker: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped past its ack wait, then continued: another holder has the work, and this one ends without a word."""
+    monkeypatch.setattr(limits, "BEAT_S", 0.2)
+    other_bus = await NatsBus.connect(broker.url, "other")
+    async with Harness(bus) as stalled:
+        stalled.behave = stalled.wait
+        await stalled.put(envelope())
+        await until(lambda: len(stalled.seen) == 1, "the first holder")
+        stalled.loop._healthy = lambda: False  # its beats stop, as those of a stopped process do
+        began = asyncio.get_running_loop().time()
+        async with Harness(other_bus) as other:
+            await until(lambda: len(other.seen) == 1, "the second holder", seconds=limits.ACK_WAIT_S + 1)
+            assert asyncio.get_running_loop().time() - began <= limits.ACK_WAIT_S + 1
+            assert other.seen[0].epoch == 2
+            await until(lambda: stalled.loop.held == 0, "the first holder lets go")
+            await other.until_settled()
+            assert stalled.ended == []
+    await other_bus.close()

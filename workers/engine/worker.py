@@ -60,6 +60,10 @@ class EngineWorker:
         finally:
             self._thread.drop(work.request)
 
+    async def progress(self, envelope: Envelope) -> int:
+        """The last attempt that brought tokens."""
+        return emitted_before(await self._bus.read_log(envelope.events_subject)).epoch
+
     async def _forward(self, work: Work, subject: str, stream: "asyncio.Queue[Output | HeadraceError]") -> None:
         while True:
             output = await stream.get()
@@ -88,7 +92,7 @@ class EngineWorker:
         timeline = timeline.mark("engine.decode", self._clock.now_us())
         usage = output.finish.usage
         finished = Finished(work.epoch, work.index, output.finish.reason, usage, timeline, envelope.passages, envelope.verdicts)
-        await self._bus.publish_confirmed(subject, events.encode(finished), f"{work.request}:end")
+        await self._bus.publish_confirmed(subject, events.encode(finished), f"{work.request}:end:{work.epoch}")
         spans = {f"{name}_us": value for name, value in timeline.spans_us().items()}
         log.info(
             "finished",
@@ -181,6 +185,8 @@ async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event) -> None:
         lambda loop: [_lane(loop, settings, priority) for priority in subjects.PRIORITIES],
         worker.handle,
         ends_on=lambda envelope: envelope.events_subject,
+        progress=worker.progress,
+        healthy=lambda: not thread.frozen,
     )
     name = worker_name()
 

@@ -19,6 +19,7 @@ from runtime.sequencer import Deliver, End
 from runtime.settings import Settings
 from runtime.stage import Lane, StageLoop, Work, serve_stage, simple_lane
 from schemas import events, subjects
+from schemas.envelope import Envelope
 from schemas.errors import HeadraceError
 from schemas.events import Finished, Terminal, Tokens, Usage
 from schemas.subjects import Stage
@@ -72,9 +73,15 @@ class GuardStage:
             terminal = await self._guard(work, follow, released)
         finally:
             await follow.close()
-        await self._bus.publish_confirmed(subjects.reply(work.request), events.encode(terminal), f"{work.request}:end")
+        await self._bus.publish_confirmed(
+            subjects.reply(work.request), events.encode(terminal), f"{work.request}:end:{work.epoch}"
+        )
         if isinstance(terminal, Finished) and terminal.reason == "content_filter":
             await self._bus.mark_cancelled(work.request)
+
+    async def progress(self, envelope: Envelope) -> int:
+        """The last attempt that released anything."""
+        return emitted_before(await self._bus.read_log(subjects.reply(envelope.request))).epoch
 
     async def _guard(self, work: Work, follow: Follow, released: int) -> Terminal:
         """Releases tokens as they become safe; those below `released` were sent by an earlier attempt."""
@@ -145,7 +152,7 @@ async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event) -> None:
     rails, guard = RailsStage(bus, bus.clock), GuardStage(bus, bus.clock)
     loops: dict[Stage, StageLoop] = {
         "rails": StageLoop(bus, bus.clock, "rails", _lanes("rails", settings), rails.handle),
-        "guard": StageLoop(bus, bus.clock, "guard", _lanes("guard", settings), guard.handle),
+        "guard": StageLoop(bus, bus.clock, "guard", _lanes("guard", settings), guard.handle, progress=guard.progress),
     }
     await asyncio.gather(*(serve_stage(stage, loop, settings, bus, stop) for stage, loop in loops.items()))
 
