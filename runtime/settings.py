@@ -67,6 +67,9 @@ class Settings(BaseSettings):
     slots: int = Field(default=32, ge=1, le=1024)  # sequences that a step may hold
     step_tokens: int = Field(default=512, ge=16)  # token budget of a step
 
+    # headrace up
+    engines: int = Field(default=1, ge=1, le=64)  # engine processes on this machine; two share the cores, and outlive each other
+
     # every worker
     worker_slots: int = Field(default=256, ge=1)  # requests that a rails, guard or retrieval worker holds at once
     drain_s: float = Field(default=20.0, gt=0)  # how long a process that was told to stop finishes its work

@@ -18,7 +18,6 @@ from runtime.nats_bus import backoff_s
 from runtime.settings import PREFIX, Settings
 from scripts import broker
 
-WORKERS = ("guardrail", "retrieval", "engine")
 STEADY_S = 30.0  # a child that lived this long starts with no failures counted
 
 
@@ -51,7 +50,9 @@ class Stack:
         python = [sys.executable, "-m", "scripts.cli"]
         self.children = [
             Child("nats", [str(broker.binary()), "-c", str(configuration)]),
-            *(Child(f"worker-{kind}", [*python, "worker", kind]) for kind in WORKERS),
+            Child("worker-guardrail", [*python, "worker", "guardrail"]),
+            Child("worker-retrieval", [*python, "worker", "retrieval"]),
+            *(Child(name, [*python, "worker", "engine"]) for name in _engine_names(settings.engines)),
             Child("gateway", [*python, "gateway"]),
         ]
 
@@ -87,9 +88,8 @@ class Stack:
 
     def stop(self, patience_s: float) -> None:
         """Stops everything in order, each kind within patience_s, then by force."""
-        order = [["gateway"], [f"worker-{kind}" for kind in WORKERS], ["nats"]]
-        for names in order:
-            running = [c.process for c in self.children if c.name in names and c.process is not None]
+        for kind in ("gateway", "worker", "nats"):
+            running = [c.process for c in self.children if c.name.startswith(kind) and c.process is not None]
             for process in running:
                 process.send_signal(signal.SIGTERM)
             give_up = time.monotonic() + patience_s
@@ -123,6 +123,11 @@ class Stack:
     def _last_line(self, name: str) -> str:
         lines = self.log_of(name).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
+
+
+def _engine_names(engines: int) -> list[str]:
+    """worker-engine, and worker-engine-2 and so on for more than one."""
+    return ["worker-engine", *(f"worker-engine-{number}" for number in range(2, engines + 1))]
 
 
 def _die_with_parent() -> None:
