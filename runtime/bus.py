@@ -119,7 +119,15 @@ class Bus(Protocol):
         ...
 
     async def read_log(self, subject: str, after: int = 0) -> list[Message]:
-        """What the captured log holds of one subject, in order, after that sequence."""
+        """What the captured log holds of one subject, in order, after that sequence.
+
+        Where the log has lost the end of an answer that is finished (the broker died), the whole of it follows, without a
+        sequence.
+        """
+        ...
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Calls back after every reconnect, once streams are checked: the logs may have lost things. Returns what stops it."""
         ...
 
     async def mark_cancelled(self, request: str) -> None:

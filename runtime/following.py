@@ -9,7 +9,7 @@ A live message can be lost (a reconnect, an overload), the last one too. After a
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -46,6 +46,7 @@ class Follow:
         self._queue: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._subscription: Subscription | None = None
+        self._forget: Callable[[], None] | None = None
         self._ending: HeadraceError | None = None
         self._gap = False
         self._after = 0  # place in the log up to which it was read
@@ -64,9 +65,13 @@ class Follow:
     async def open(self) -> None:
         """Listens; before the work is published, so that nothing is missed. BusUnavailable."""
         self._subscription = await self._bus.subscribe(self._subject, self._on_message)
+        self._forget = self._bus.on_reconnect(self._on_reconnect)
 
     async def close(self) -> None:
         """Stops listening; idempotent."""
+        forget, self._forget = self._forget, None
+        if forget is not None:
+            forget()
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             try:
@@ -112,6 +117,16 @@ class Follow:
         self._queue.append(message.data)
         self._wake()
 
+    async def _on_reconnect(self) -> None:
+        """The log may have begun anew: it is read from its beginning, now."""
+        self._rewind()
+        self._look_at = 0.0
+        self._wake()
+
+    def _rewind(self) -> None:
+        self._after = 0
+        self._sequencer.rewind_log()
+
     def _wake(self, *_: object) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -152,8 +167,7 @@ class Follow:
         """Reads what the log has gained since the last look."""
         self._looks += 1
         if self._looks % REWIND_EVERY == 0:
-            self._after = 0
-            self._sequencer.rewind_log()
+            self._rewind()
         found: list[Deliver | End] = []
         try:
             messages = await self._bus.read_log(self._subject, self._after)
@@ -211,9 +225,10 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What earlier attempts published on a subject: token ids from 0, the highest epoch, and whether the request has ended."""
+    """What earlier attempts published on a subject: tokens from 0, the highest epoch, and whether the request has ended."""
 
     ids: tuple[int | None, ...]
+    texts: tuple[str, ...]
     epoch: int
     ended: bool
 
@@ -222,8 +237,10 @@ def emitted_before(log: Iterable[Message]) -> Before:
     """Reads a whole log as a reader would, up to its first hole: what lies beyond a hole reached nobody in order."""
     sequencer = Sequencer()
     ids: list[int | None] = []
+    texts: list[str] = []
     for message in log:
         for action in sequencer.take_log(events.decode(message.data)):
             if isinstance(action, Deliver):
                 ids += action.tokens.ids
-    return Before(tuple(ids), sequencer.epoch, sequencer.ended)
+                texts += action.tokens.texts
+    return Before(tuple(ids), tuple(texts), sequencer.epoch, sequencer.ended)

@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import nats
 import structlog
@@ -24,15 +24,18 @@ from nats.js.kv import KeyValue
 from runtime import streams
 from runtime.bus import BusError, BusRefused, BusUnavailable, Message, OnDelivery, OnMessage
 from runtime.clock import BrokerClock
-from schemas import limits, subjects
+from schemas import events, limits, subjects
 
 log = structlog.get_logger()
+
+Answer = TypeVar("Answer")
 
 PULL_EXPIRES_S = 4.0  # below the ack wait: a stopped process has no pull left by the time its work is delivered again
 PULL_BEAT_S = 1.0
 assert PULL_EXPIRES_S < limits.ACK_WAIT_S
 CONFIRM_TIMEOUT_S = 2.0
 CONFIRM_TRIES = 4
+READ_TIMEOUT_S = 1.0
 LOG_BATCH = 512
 CLOCK_S = 30.0
 
@@ -183,6 +186,7 @@ class NatsBus:
         self._pullers: list[NatsPuller] = []
         self._cancelled: KeyValue | None = None
         self._closing = False
+        self._reconnect_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -271,6 +275,13 @@ class NatsBus:
                 await asyncio.sleep(backoff_s(failures))
         for puller in self._pullers:
             puller.forget()
+        for callback in list(self._reconnect_callbacks):
+            self._spawn(callback())
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """Calls back after every reconnect; returns what stops that."""
+        self._reconnect_callbacks.append(callback)
+        return lambda: self._reconnect_callbacks.remove(callback)
 
     async def _keep_clock(self) -> None:
         while True:
@@ -342,14 +353,37 @@ class NatsBus:
 
     async def read_log(self, subject: str, after: int = 0) -> list[Message]:
         """Everything that the log stream still holds of one subject after a sequence, by batched direct gets."""
+        return await self._patiently(lambda: self._read_log(subject, after))
+
+    async def _patiently(self, operation: Callable[[], Awaitable[Answer]]) -> Answer:
+        """An operation that changes nothing, tried a few times: a broker that is just back needs a moment."""
+        failures = 0
+        while True:
+            try:
+                return await operation()
+            except BusUnavailable:
+                failures += 1
+                if failures >= CONFIRM_TRIES or self.client.is_closed:
+                    raise
+                await asyncio.sleep(backoff_s(failures))
+
+    async def _read_log(self, subject: str, after: int) -> list[Message]:
         stream = subjects.RAW_STREAM if subject.startswith("hr.raw.") else subjects.REPLY_STREAM
         found: list[Message] = []
         while True:
             batch, pending = await self._read_batch(stream, subject, after)
             found += batch
             if not batch or not pending:
-                return found
+                break
             after = batch[-1].sequence or after
+        if found and events.is_terminal(found[-1].data):
+            return found
+        return found + await self._read_end(subject)
+
+    async def _read_end(self, subject: str) -> list[Message]:
+        """The finished answer that is kept on file for a subject, as two messages; none when it is not finished."""
+        kept, _ = await self._read_batch(subjects.END_STREAM, subjects.end(subject), 0)
+        return [Message(subject, data) for data in events.decode_end(kept[-1].data)] if kept else []
 
     async def _read_batch(self, stream: str, subject: str, after: int) -> tuple[list[Message], bool]:
         inbox = self.client.new_inbox()
@@ -359,7 +393,7 @@ class NatsBus:
         try:
             await self.client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=inbox)
             while True:
-                message = await answers.next_msg(timeout=CONFIRM_TIMEOUT_S)
+                message = await answers.next_msg(timeout=READ_TIMEOUT_S)
                 headers = message.headers or {}
                 status = headers.get("Status")
                 if status == "503":
@@ -384,6 +418,9 @@ class NatsBus:
 
     async def is_cancelled(self, request: str) -> bool:
         """Whether the request was cancelled."""
+        return await self._patiently(lambda: self._is_cancelled(request))
+
+    async def _is_cancelled(self, request: str) -> bool:
         assert self._cancelled is not None
         try:
             await self._cancelled.get(request)

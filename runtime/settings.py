@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     step_tokens: int = Field(default=512, ge=16)  # token budget of a step
 
     # headrace up
-    engines: int = Field(default=1, ge=1, le=64)  # engine processes on this machine; two share the cores, and outlive each other
+    engines: int = Field(default=1, ge=1, le=64)  # engine processes on this machine: two outlive each other
 
     # every worker
     worker_slots: int = Field(default=256, ge=1)  # requests that a rails, guard or retrieval worker holds at once

@@ -20,6 +20,7 @@ from runtime.bus import Bus, BusError, Delivery, Message, Puller
 from runtime.clock import Clock
 from runtime.delivery import Acknowledge, Answer, Broken, Bury, Done, GiveBack, HandedBack, Lost
 from runtime.presence import Beacon
+from runtime.publishing import Publisher
 from runtime.settings import Settings
 from schemas import codec, events, limits, subjects
 from schemas.codec import CodecError
@@ -295,8 +296,9 @@ class StageLoop:
         event = events.Failed(
             work.epoch, work.index, error.code, error.message, timeline, error.param, work.usage, work.envelope.verdicts
         )
-        subject = self._ends_on(work.envelope)
-        await self._bus.publish_confirmed(subject, events.encode(event), f"{work.request}:end:{work.epoch}")
+        publisher = Publisher(self._bus, self._ends_on(work.envelope), work.epoch)
+        publisher.close()
+        await publisher.end(event)
         log.info("failed", stage=self._stage, request=work.request, code=error.code, epoch=work.epoch)
 
     async def _bury(self, delivery: Delivery, cause: str) -> None:

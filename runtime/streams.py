@@ -1,7 +1,7 @@
 """Streams, consumers and buckets as they must be; declared at every connect and reconnect, drift is put right and told.
 
-The work queue is on file (a request that was accepted survives a broker's restart); the token logs are in memory by default:
-what they lose is generated again from the envelope, and compared.
+The work queue is on file (a request that was accepted survives a broker's restart), and so are finished answers. The token logs
+of unfinished ones are in memory: what they lose, their publishers say again.
 """
 
 from typing import Any
@@ -39,6 +39,18 @@ def _streams(log_bytes: int) -> list[api.StreamConfig]:
         ),
         api.StreamConfig(name=subjects.RAW_STREAM, subjects=[subjects.RAW_ALL], **logs, **common),
         api.StreamConfig(name=subjects.REPLY_STREAM, subjects=[subjects.REPLY_ALL], **logs, **common),
+        api.StreamConfig(
+            name=subjects.END_STREAM,
+            subjects=[subjects.END_ALL],
+            retention=api.RetentionPolicy.LIMITS,
+            storage=api.StorageType.FILE,
+            discard=api.DiscardPolicy.OLD,
+            max_msgs_per_subject=1,
+            max_bytes=limits.END_BYTES_MAX,
+            max_age=limits.LOG_AGE_S,
+            max_msg_size=limits.PAYLOAD_BYTES_MAX,
+            **common,
+        ),
         api.StreamConfig(
             name=subjects.DEAD_STREAM,
             subjects=[subjects.DEAD_ALL],

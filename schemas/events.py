@@ -149,6 +149,28 @@ def decode(data: bytes) -> Event:
         raise CodecError(f"not an event: {error!r}") from error
 
 
+def encode_end(tokens: Tokens, terminal: Terminal) -> bytes:
+    """A finished answer as a whole: all its tokens and its end."""
+    return codec.pack({"tokens": encode(tokens), "terminal": encode(terminal)})
+
+
+def decode_end(data: bytes) -> tuple[bytes, bytes]:
+    """The two events, as encoded, of a finished answer; CodecError when there are none."""
+    wire = codec.unpack(data)
+    tokens, terminal = wire.get("tokens"), wire.get("terminal")
+    if not isinstance(tokens, bytes) or not isinstance(terminal, bytes):
+        raise CodecError("not a finished answer")
+    return tokens, terminal
+
+
+def is_terminal(data: bytes) -> bool:
+    """Whether these bytes are a terminal event; cheap, and false for bytes that are no event."""
+    try:
+        return codec.unpack(data).get("t") in ("finished", "failed")
+    except CodecError:
+        return False
+
+
 def _from_wire(wire: dict[str, Any]) -> Event:
     kind, epoch, index = wire["t"], int(wire["e"]), int(wire["i"])
     if kind == "tokens":

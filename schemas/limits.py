@@ -34,6 +34,8 @@ DUPLICATE_WINDOW_S = 120.0
 LOG_AGE_S = 900.0
 LOG_BYTES_MAX = 256 * 1024 * 1024
 
+END_BYTES_MAX = 512 * 1024 * 1024  # finished answers, on file, for as long as the logs
+
 # The work queue (seconds, bytes): full means that new work is refused, never that old work is dropped.
 WORK_AGE_S = 24 * 3600.0
 WORK_BYTES_MAX = 1024 * 1024 * 1024

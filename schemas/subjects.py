@@ -4,6 +4,7 @@
     hr.work.engine.<model>.<class>       work queue (file): generation, one lane a model and priority class
     hr.raw.<request>                     tokens before the output rails   ┐ plain subjects, captured by
     hr.reply.<request>                   tokens and the terminal event    ┘ bounded streams
+    hr.end.<raw|reply>.<request>         a finished answer as a whole (file): what a broker's death may not take
     hr.dead.<stage>                      work that failed its last attempt, with cause
     hr.ctl.cancel.<request>              broadcast: stop this request (a body names the only stage meant)
     hr.ctl.alive.<stage>.<worker>        broadcast: a worker says that it is there, and how it is
@@ -26,12 +27,14 @@ PRIORITIES: tuple[Priority, ...] = ("interactive", "standard", "batch")
 WORK_STREAM = "HR_WORK"
 RAW_STREAM = "HR_RAW"
 REPLY_STREAM = "HR_REPLY"
+END_STREAM = "HR_END"
 DEAD_STREAM = "HR_DEAD"
 CANCEL_BUCKET = "hr_cancel"
 
 WORK_ALL = "hr.work.>"
 RAW_ALL = "hr.raw.*"
 REPLY_ALL = "hr.reply.*"
+END_ALL = "hr.end.*.*"
 DEAD_ALL = "hr.dead.*"
 CANCEL_ALL = "hr.ctl.cancel.*"
 ALIVE_ALL = "hr.ctl.alive.*.*"
@@ -82,6 +85,11 @@ def raw(request_id: str) -> str:
 def reply(request_id: str) -> str:
     """Tokens and the terminal event of a request, as its client gets them."""
     return f"hr.reply.{request_id}"
+
+
+def end(subject: str) -> str:
+    """Where the whole of a finished answer is kept that was published on a raw or reply subject."""
+    return "hr.end." + subject.removeprefix("hr.")
 
 
 def dead(stage: Stage) -> str:

@@ -9,6 +9,7 @@ from workers.engine.attention.cpu import CpuAttention, lacks
 from workers.engine.attention.protocol import AttentionBackend, CacheShape
 from workers.engine.attention.reference import ReferenceAttention
 from workers.engine.batch import make_batch
+from workers.engine.model.arrays import Buffer
 from workers.engine.plan import Chunk, StepPlan
 
 SHAPES = {
@@ -51,8 +52,8 @@ def attend(
     queries, keys, values = (torch.cat(parts) for parts in zip(*(rows_of(shape, dtype, p) for p in pieces), strict=True))
     out = torch.empty(len(queries), shape.heads * shape.head_size, dtype=dtype)
     backend.begin(make_batch(plan_of(shape, pieces), shape.block_tokens))
-    backend.write(layer, keys, values)
-    backend.attend(layer, queries, out)
+    backend.write(layer, Buffer(keys), Buffer(torch.cat([queries.to(dtype), keys, values], 1)))
+    backend.attend(layer, Buffer(queries), Buffer(out))
     return out
 
 
@@ -97,7 +98,8 @@ def test_layers_do_not_meet() -> None:
     shape = SHAPES["smollm2"]
     backend = CpuAttention(shape, torch.float32, 2)
     first = attend(backend, shape, torch.float32, WHOLE, layer=0)
-    backend.write(1, *(torch.full((sum(LENGTHS), shape.kv_heads * shape.head_size), 9.0) for _ in range(2)))
+    keys, heads = torch.full((sum(LENGTHS), shape.kv_heads * shape.head_size), 9.0), shape.heads + 2 * shape.kv_heads
+    backend.write(1, Buffer(keys), Buffer(torch.full((sum(LENGTHS), heads * shape.head_size), 9.0)))
     assert torch.equal(attend(backend, shape, torch.float32, WHOLE, layer=0), first)
 
 

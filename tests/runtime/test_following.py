@@ -3,6 +3,7 @@ ever.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -33,6 +34,10 @@ class LossyBus:
         self.hidden_reads = 0  # so many reads find nothing: the log lags
         self.unavailable_reads = 0
         self._listener: OnMessage | None = None
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        self.reconnected = callback
+        return lambda: None
 
     async def subscribe(self, subject: str, on_message: OnMessage) -> "LossyBus":
         self._listener = on_message

@@ -56,12 +56,10 @@ class Harness:
     async def put(self, item: Envelope) -> None:
         await self.bus.publish_confirmed(subjects.work("retrieval"), item.encode(), f"{item.request}:retrieval:0")
 
-    async def backlog(self) -> int | None:
-        return await self.bus.backlog(subjects.work("retrieval"), subjects.work_consumer("retrieval"))
-
     async def until_settled(self) -> None:
+        """Returns when the work stream is empty: a work item is there from its confirmation to its acknowledgement."""
         give_up = asyncio.get_running_loop().time() + 15
-        while await self.backlog() != 0:
+        while (await self.bus._js.stream_info(subjects.WORK_STREAM)).state.messages:
             assert asyncio.get_running_loop().time() < give_up, "never settled"
 
     async def only_failure(self) -> Failed:

@@ -11,12 +11,13 @@ import time
 import structlog
 
 from runtime.clock import Clock
-from runtime.following import emitted_before
+from runtime.following import Before, emitted_before
 from runtime.nats_bus import NatsBus
 from runtime.presence import Beacon
+from runtime.publishing import Publisher
 from runtime.settings import Settings
 from runtime.stage import Lane, StageLoop, Work, worker_name
-from schemas import events, limits, subjects
+from schemas import limits, subjects
 from schemas.envelope import ChatInput, Envelope, TextInput, TokensInput
 from schemas.errors import HeadraceError
 from schemas.events import Finished, Tokens, Usage
@@ -43,45 +44,46 @@ class EngineWorker:
     async def handle(self, work: Work) -> None:
         """Generates one answer: Tokens events, then Finished, confirmed."""
         subject = work.envelope.events_subject
-        emitted: tuple[int, ...] = ()
+        before = Before((), (), 0, False)
         if work.epoch > 1:
             before = emitted_before(await self._bus.read_log(subject))
             if before.ended:
                 return
-            emitted = tuple(token for token in before.ids if token is not None)
-            assert len(emitted) == len(before.ids), "a rail changed tokens on the subject that the engine publishes to"
             work.epoch = max(work.epoch, before.epoch + 1)
+        emitted = tuple(token for token in before.ids if token is not None)
+        assert len(emitted) == len(before.ids), "a rail changed tokens on the subject that the engine publishes to"
         prompt = await asyncio.to_thread(self._prompt, work.envelope)
         work.index = len(emitted)
         work.usage = Usage(len(prompt), len(emitted))
+        publisher = Publisher(self._bus, subject, work.epoch, before.ids, before.texts)
         stream = self._thread.add(_generation(work.envelope, prompt, emitted))
         try:
-            await self._forward(work, subject, stream)
+            await self._forward(work, publisher, stream)
         finally:
+            publisher.close()
             self._thread.drop(work.request)
 
     async def progress(self, envelope: Envelope) -> int:
         """The last attempt that brought tokens."""
         return emitted_before(await self._bus.read_log(envelope.events_subject)).epoch
 
-    async def _forward(self, work: Work, subject: str, stream: "asyncio.Queue[Output | HeadraceError]") -> None:
+    async def _forward(self, work: Work, publisher: Publisher, stream: "asyncio.Queue[Output | HeadraceError]") -> None:
         while True:
             output = await stream.get()
             if isinstance(output, HeadraceError):
                 raise output
             if output.ids:
-                tokens = Tokens(work.epoch, output.index, output.ids, output.texts)
-                await self._bus.publish(subject, events.encode(tokens))
-                work.index = tokens.end
+                await publisher.tokens(Tokens(work.epoch, output.index, output.ids, output.texts))
+                work.index = publisher.index
             if output.account is not None:
                 work.usage = output.account.usage
             if output.failure is not None:
                 raise output.failure
             if output.finish is not None:
-                await self._finish(work, subject, output)
+                await self._finish(work, publisher, output)
                 return
 
-    async def _finish(self, work: Work, subject: str, output: Output) -> None:
+    async def _finish(self, work: Work, publisher: Publisher, output: Output) -> None:
         assert output.finish is not None
         assert output.account is not None
         envelope, account = work.envelope, output.account
@@ -92,7 +94,7 @@ class EngineWorker:
         timeline = timeline.mark("engine.decode", self._clock.now_us())
         usage = output.finish.usage
         finished = Finished(work.epoch, work.index, output.finish.reason, usage, timeline, envelope.passages, envelope.verdicts)
-        await self._bus.publish_confirmed(subject, events.encode(finished), f"{work.request}:end:{work.epoch}")
+        await publisher.end(finished)
         spans = {f"{name}_us": value for name, value in timeline.spans_us().items()}
         log.info(
             "finished",

@@ -13,12 +13,13 @@ import structlog
 
 from runtime.bus import Bus
 from runtime.clock import Clock
-from runtime.following import Follow, emitted_before
+from runtime.following import Before, Follow, emitted_before
 from runtime.nats_bus import NatsBus
+from runtime.publishing import Publisher
 from runtime.sequencer import Deliver, End
 from runtime.settings import Settings
 from runtime.stage import Lane, StageLoop, Work, serve_stage, simple_lane
-from schemas import events, subjects
+from schemas import subjects
 from schemas.envelope import Envelope
 from schemas.errors import HeadraceError
 from schemas.events import Finished, Terminal, Tokens, Usage
@@ -60,22 +61,21 @@ class GuardStage:
 
     async def handle(self, work: Work) -> None:
         """Follows hr.raw, releases what is safe on hr.reply, and ends it exactly once."""
-        released = 0
+        before = Before((), (), 0, False)
         if work.epoch > 1:
             before = emitted_before(await self._bus.read_log(subjects.reply(work.request)))
             if before.ended:
                 return
-            released = len(before.ids)
             work.epoch = max(work.epoch, before.epoch + 1)
+        publisher = Publisher(self._bus, subjects.reply(work.request), work.epoch, before.ids, before.texts)
         follow = Follow(self._bus, subjects.raw(work.request), work.envelope.timeline, log_first=True)
         await follow.open()
         try:
-            terminal = await self._guard(work, follow, released)
+            terminal = await self._guard(work, follow, publisher)
+            await publisher.end(terminal)
         finally:
+            publisher.close()
             await follow.close()
-        await self._bus.publish_confirmed(
-            subjects.reply(work.request), events.encode(terminal), f"{work.request}:end:{work.epoch}"
-        )
         if isinstance(terminal, Finished) and terminal.reason == "content_filter":
             await self._bus.mark_cancelled(work.request)
 
@@ -83,17 +83,14 @@ class GuardStage:
         """The last attempt that released anything."""
         return emitted_before(await self._bus.read_log(subjects.reply(envelope.request))).epoch
 
-    async def _guard(self, work: Work, follow: Follow, released: int) -> Terminal:
-        """Releases tokens as they become safe; those below `released` were sent by an earlier attempt."""
+    async def _guard(self, work: Work, follow: Follow, publisher: Publisher) -> Terminal:
+        """Publishes tokens as they become safe; the publisher leaves out those that an earlier attempt released."""
         rail = OutputRail(work.envelope.rails)
         async for event in _events(follow):
             safe = rail.feed(event) if isinstance(event, Tokens) else rail.close(event.epoch)
             for tokens in safe:
+                await publisher.tokens(tokens)
                 work.index = tokens.end
-                fresh = tokens.since(released)
-                if fresh.ids:
-                    sent = Tokens(work.epoch, fresh.index, fresh.ids, fresh.texts)
-                    await self._bus.publish(subjects.reply(work.request), events.encode(sent))
             if rail.blocked is not None:
                 last = event if not isinstance(event, Tokens) else await self._stop_engine(work, follow)
                 return self._blocked(work, rail, last)

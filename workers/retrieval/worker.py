@@ -10,8 +10,8 @@ from runtime.model_files import default_embedder
 from runtime.nats_bus import NatsBus
 from runtime.settings import Settings
 from runtime.stage import StageLoop, Work, serve_stage, simple_lane
-from workers.retrieval import prompt
 from workers.retrieval.embedder import Embedder
+from workers.retrieval.prompt import query, with_passages
 from workers.retrieval.search import Searcher
 from workers.retrieval.store_lancedb import LanceStore
 
@@ -30,11 +30,11 @@ class RetrievalStage:
         """Publishes the request, passages written in, to its next stage."""
         envelope = work.envelope
         assert envelope.retrieval is not None, "retrieval is on the slip, but not asked for"
-        query = prompt.query(envelope.input)
-        passages = await asyncio.to_thread(self._searcher.search, envelope.tenant, envelope.retrieval, query)
+        question = query(envelope.input)
+        passages = await asyncio.to_thread(self._searcher.search, envelope.tenant, envelope.retrieval, question)
         onward = envelope.passed(
             "retrieval",
-            input=prompt.with_passages(envelope.input, passages),
+            input=with_passages(envelope.input, passages),
             passages=passages,
             timeline=envelope.timeline.mark("retrieval.search", self._clock.now_us()),
         )

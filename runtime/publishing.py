@@ -1,0 +1,73 @@
+"""One holder's voice on a request's subject: tokens as they come, and at the end the whole answer.
+
+The logs are in memory and die with the broker. So a publisher remembers what it said: after a reconnect it says all of it again
+as one event, which readers compare and ignore, or fill their holes from. A finished answer is put on file before its terminal
+event is published, since after that nobody is left who could say it again.
+"""
+
+import structlog
+
+from runtime.bus import Bus, BusError
+from schemas import events, subjects
+from schemas.events import Terminal, Tokens
+
+log = structlog.get_logger()
+
+
+class Publisher:
+    """An async context manager: publishes one request's events on one subject under one epoch.
+
+    ids and texts are what earlier attempts published, from index 0.
+    """
+
+    def __init__(
+        self, bus: Bus, subject: str, epoch: int, ids: tuple[int | None, ...] = (), texts: tuple[str, ...] = ()
+    ) -> None:
+        self._bus = bus
+        self._subject = subject
+        self._epoch = epoch
+        self._ids: list[int | None] = list(ids)
+        self._texts: list[str] = list(texts)
+        self._forget = bus.on_reconnect(self._say_again)
+
+    @property
+    def index(self) -> int:
+        """The index after the last token published."""
+        return len(self._ids)
+
+    def close(self) -> None:
+        """Says nothing more; idempotent."""
+        forget, self._forget = self._forget, _nothing
+        forget()
+
+    async def tokens(self, tokens: Tokens) -> None:
+        """Publishes the part of the event that is new. Unconfirmed: readers see a hole, and the log or we fill it."""
+        fresh = tokens.since(self.index)
+        if not fresh.ids:
+            return
+        assert fresh.index == self.index, f"token {fresh.index} follows {self.index}"
+        self._ids += fresh.ids
+        self._texts += fresh.texts
+        await self._bus.publish(self._subject, events.encode(Tokens(self._epoch, fresh.index, fresh.ids, fresh.texts)))
+
+    async def end(self, terminal: Terminal) -> None:
+        """Puts the answer on file, then publishes its terminal event; both confirmed."""
+        message_id = f"{self._subject}:end:{self._epoch}"
+        whole = events.encode_end(self._all(), terminal)
+        await self._bus.publish_confirmed(subjects.end(self._subject), whole, message_id + ":file")
+        await self._bus.publish_confirmed(self._subject, events.encode(terminal), message_id)
+
+    async def _say_again(self) -> None:
+        if not self._ids:
+            return
+        try:
+            await self._bus.publish(self._subject, events.encode(self._all()))
+        except BusError as error:
+            log.debug("not_said_again", subject=self._subject, error=str(error))  # the next reconnect will
+
+    def _all(self) -> Tokens:
+        return Tokens(self._epoch, 0, tuple(self._ids), tuple(self._texts))
+
+
+def _nothing() -> None:
+    """What a closed publisher forgets."""
