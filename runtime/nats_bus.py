@@ -406,6 +406,11 @@ class NatsBus:
         finally:
             await _best_effort(answers.unsubscribe())
 
+    async def read_dead(self, after: int = 0) -> list[Message]:
+        """The dead letters, oldest first."""
+        letters, _ = await self._patiently(lambda: self._read_batch(subjects.DEAD_STREAM, subjects.DEAD_ALL, after))
+        return letters
+
     async def mark_cancelled(self, request: str) -> None:
         """Leaves the mark first, then tells everybody: whoever dequeues between the two sees the mark."""
         assert self._cancelled is not None

@@ -22,8 +22,9 @@ from runtime.delivery import Acknowledge, Answer, Broken, Bury, Done, GiveBack, 
 from runtime.presence import Beacon
 from runtime.publishing import Publisher
 from runtime.settings import Settings
-from schemas import codec, events, limits, subjects
+from schemas import events, limits, subjects
 from schemas.codec import CodecError
+from schemas.dead_letter import DeadLetter
 from schemas.envelope import Envelope
 from schemas.errors import HeadraceError
 from schemas.events import Usage
@@ -302,7 +303,7 @@ class StageLoop:
         log.info("failed", stage=self._stage, request=work.request, code=error.code, epoch=work.epoch)
 
     async def _bury(self, delivery: Delivery, cause: str) -> None:
-        letter = codec.pack({"stage": self._stage, "cause": cause, "attempt": delivery.attempt, "input": delivery.data})
+        letter = DeadLetter(self._stage, cause, delivery.attempt, delivery.data).encode()
         message_id = f"dead:{self._stage}:{delivery.sequence}"
         await self._bus.publish_confirmed(subjects.dead(self._stage), letter, message_id)
         log.error("dead_letter", stage=self._stage, cause=cause)

@@ -13,6 +13,8 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Default models.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
+dead_app = typer.Typer(help="Work that failed its last attempt.", no_args_is_help=True)
+app.add_typer(dead_app, name="dead")
 
 
 @app.command()
@@ -83,6 +85,30 @@ def models_list() -> None:
     from scripts.models import show
 
     raise typer.Exit(show(Settings.load()))
+
+
+@dead_app.command("list")
+def dead_list(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """One line a letter: number, stage, request, tenant, attempts, cause."""
+    from scripts.dead import list_letters
+
+    raise typer.Exit(list_letters(Settings.load(), as_json))
+
+
+@dead_app.command("show")
+def dead_show(number: Annotated[int, typer.Argument(help="As headrace dead list numbers them.")]) -> None:
+    """One letter as JSON, with its whole input."""
+    from scripts.dead import show_letter
+
+    raise typer.Exit(show_letter(Settings.load(), number))
+
+
+@dead_app.command("replay")
+def dead_replay(number: Annotated[int, typer.Argument(help="As headrace dead list numbers them.")]) -> None:
+    """Send a letter's request again under a new id, which is printed."""
+    from scripts.dead import replay_letter
+
+    raise typer.Exit(replay_letter(Settings.load(), number))
 
 
 def main() -> None:

@@ -61,16 +61,25 @@ def answer_once(settings: Settings, prompt: str) -> int:
 
 def running_url(home: Path) -> str | None:
     """The gateway's URL of the stack that holds this home, if one does."""
+    return _running_state(home).get("url")
+
+
+def running_nats_url(home: Path) -> str | None:
+    """The broker's URL of the stack that holds this home, if one does."""
+    return _running_state(home).get("nats_url")
+
+
+def _running_state(home: Path) -> dict[str, str]:
     lock_path, state_path = home / "lock", home / "run.json"
     if not lock_path.exists() or not state_path.exists():
-        return None
+        return {}
     with open(lock_path, "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            url: str = json.loads(state_path.read_text())["url"]
-            return url
-    return None
+            state: dict[str, str] = json.loads(state_path.read_text())
+            return state
+    return {}
 
 
 class _Stop:

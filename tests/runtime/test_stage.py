@@ -7,7 +7,8 @@ import pytest
 from runtime.bus import Message
 from runtime.nats_bus import NatsBus
 from runtime.stage import StageLoop, Work, simple_lane
-from schemas import codec, events, limits, subjects
+from schemas import events, limits, subjects
+from schemas.dead_letter import DeadLetter
 from schemas.envelope import Envelope
 from schemas.errors import HeadraceError
 from schemas.events import Event, Failed
@@ -127,9 +128,9 @@ async def test_poison_ends_in_a_dead_letter_with_its_cause_and_one_typed_error(
         await stage.until_settled()
         assert (await stage.only_failure()).code == "attempts_exhausted"
         assert len(stage.seen) == 2
-        letter = codec.unpack(letters[0].data)
-        assert Envelope.decode(letter["input"]).request == item.request
-        assert "RuntimeError" in letter["cause"]
+        letter = DeadLetter.decode(letters[0].data)
+        assert Envelope.decode(letter.input).request == item.request
+        assert "RuntimeError" in letter.cause
 
 
 async def test_expired_work_never_reaches_the_handler(bus: NatsBus) -> None:
@@ -157,7 +158,7 @@ async def test_a_cancel_stops_only_its_own_request(bus: NatsBus) -> None:
         await until(lambda: len(stage.seen) == 2, "both at work")
         await bus.mark_cancelled(first.request)
         assert (await stage.only_failure()).code == "cancelled"
-        assert stage.loop.held == 1
+        await until(lambda: stage.loop.held == 1, "the other one is still at work")
 
 
 async def test_work_that_was_cancelled_in_its_queue_is_dropped_at_dequeue(bus: NatsBus) -> None:
