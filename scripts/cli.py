@@ -9,7 +9,11 @@ import typer
 from runtime.settings import Settings, SettingsError
 
 app = typer.Typer(
-    help="Headrace: LLM serving over NATS JetStream.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    help="Headrace: LLM serving over NATS JetStream.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 models_app = typer.Typer(help="Default models.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
