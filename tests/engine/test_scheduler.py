@@ -9,7 +9,7 @@ from schemas.subjects import Priority
 from tests.engine.fakes import sampling
 from workers.engine.plan import StepPlan, StepResult
 from workers.engine.request import Sequence
-from workers.engine.scheduler import Scheduler
+from workers.engine.scheduler import DEADLINES_SPARE, Scheduler
 
 
 def _add(
@@ -233,3 +233,14 @@ def test_instants_are_those_of_the_steps() -> None:
     for now_us in (10, 20, 30):
         _step(scheduler, now_us)
     assert (sequence.queued_us, sequence.scheduled_us, sequence.first_token_us) == (5, 10, 20)
+
+
+def test_ended_sequences_leave_nothing_behind() -> None:
+    """Deadlines are minutes away; what has ended must not be kept until then."""
+    scheduler = Scheduler(blocks=8, block_tokens=4, budget_tokens=8, slots=2, context_tokens=32)
+    for number in range(1000):
+        scheduler.add(
+            Sequence(f"r{number}", "t", "standard", (1, 2), sampling(), queued_us=number, deadline_us=10**15), "prompt"
+        )
+        scheduler.cancel(f"r{number}")
+    assert len(scheduler._deadlines) <= 2 * DEADLINES_SPARE

@@ -12,7 +12,7 @@ others, and fits alone, since no admitted sequence can outgrow the cache. Order 
 
 from bisect import insort
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from schemas.envelope import Sampling
 from schemas.errors import HeadraceError
@@ -24,6 +24,7 @@ from workers.engine.waiting import WaitingQueue
 
 WAITING_MAX = 1024
 AGE_US = 30_000_000
+DEADLINES_SPARE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Scheduler:
         self._waiting = WaitingQueue(waiting_max, age_us)
         self._running: list[Sequence] = []  # by order, which is fixed while a sequence runs
         self._sequences: dict[str, Sequence] = {}
-        self._deadlines: list[tuple[int, int, Sequence]] = []  # heap; entries of ended sequences stay till due
+        self._deadlines: list[tuple[int, int, Sequence]] = []  # heap; most entries of ended sequences are dropped late
         self._arrivals = 0
         self._tokens_computed = self._tokens_drawn = self._tokens_recomputed = self._preemptions = 0
 
@@ -134,6 +135,9 @@ class Scheduler:
             self._waiting.remove(sequence, sequence.waiting_since_us)
         else:
             self._stop(sequence)
+        if len(self._deadlines) > 2 * len(self._sequences) + DEADLINES_SPARE:
+            self._deadlines = [entry for entry in self._deadlines if self._sequences.get(entry[2].request) is entry[2]]
+            heapify(self._deadlines)
         return True
 
     def expire(self, now_us: int) -> list[Sequence]:
