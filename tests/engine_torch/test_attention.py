@@ -65,7 +65,7 @@ WHOLE = [(number, 0, length) for number, length in enumerate(LENGTHS)]
 def test_kernels_agree_with_the_reference(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """Six sequences of 1 to 100 tokens in shuffled blocks, prefill in one step."""
     shape = SHAPES[name]
-    fast = attend(CpuAttention(shape, dtype, 2), shape, dtype, WHOLE)
+    fast = attend(CpuAttention(shape, dtype), shape, dtype, WHOLE)
     slow = attend(ReferenceAttention(shape, dtype), shape, dtype, WHOLE)
     largest = float((fast.float() - slow.float()).abs().max())
     print(f"{name} {dtype}: largest difference {largest:.2e}")
@@ -77,8 +77,8 @@ def test_kernels_agree_with_the_reference(name: str, dtype: torch.dtype, toleran
 def test_a_row_has_the_same_bits_in_any_step(name: str, dtype: torch.dtype) -> None:
     """The longest sequence in one piece among others, and alone: in pieces of 33, then token by token."""
     shape, last = SHAPES[name], len(LENGTHS) - 1
-    among = attend(CpuAttention(shape, dtype, 2), shape, dtype, WHOLE)[-LENGTHS[last] :]
-    alone = CpuAttention(shape, dtype, 2)
+    among = attend(CpuAttention(shape, dtype), shape, dtype, WHOLE)[-LENGTHS[last] :]
+    alone = CpuAttention(shape, dtype)
     cuts = [(last, 0, 33), (last, 33, 66), *((last, at, at + 1) for at in range(66, LENGTHS[last]))]
     pieces = torch.cat([attend(alone, shape, dtype, [piece]) for piece in cuts])
     assert torch.equal(among, pieces)
@@ -87,7 +87,7 @@ def test_a_row_has_the_same_bits_in_any_step(name: str, dtype: torch.dtype) -> N
 def test_stale_values_do_not_leak() -> None:
     """Not-a-number left in a block by somebody else, behind a row's own positions, does not reach the row."""
     shape = SHAPES["smollm2"]
-    clean, soiled = CpuAttention(shape, torch.bfloat16, 2), CpuAttention(shape, torch.bfloat16, 2)
+    clean, soiled = CpuAttention(shape, torch.bfloat16), CpuAttention(shape, torch.bfloat16)
     for cache in (*soiled._key_arrays, *soiled._value_arrays):
         cache[:] = 0x7FC0
     assert torch.equal(attend(clean, shape, torch.bfloat16, WHOLE), attend(soiled, shape, torch.bfloat16, WHOLE))
@@ -96,7 +96,7 @@ def test_stale_values_do_not_leak() -> None:
 def test_layers_do_not_meet() -> None:
     """What is written in one layer is not seen in another."""
     shape = SHAPES["smollm2"]
-    backend = CpuAttention(shape, torch.float32, 2)
+    backend = CpuAttention(shape, torch.float32)
     first = attend(backend, shape, torch.float32, WHOLE, layer=0)
     keys, heads = torch.full((sum(LENGTHS), shape.kv_heads * shape.head_size), 9.0), shape.heads + 2 * shape.kv_heads
     backend.write(1, Buffer(keys), Buffer(torch.full((sum(LENGTHS), heads * shape.head_size), 9.0)))

@@ -9,7 +9,7 @@ from tests.engine_torch.driver import Running, generate, place
 from workers.engine.plan import Chunk, StepPlan
 from workers.engine.runner import ModelRunner
 
-TOKENS = 12
+TOKENS = 8
 SAMPLED = Sampling(seed=11, temperature=0.9, top_p=0.95, top_k=40)
 
 

@@ -21,10 +21,12 @@ import torch
 from schemas.envelope import Sampling
 from workers.engine.attention.protocol import CacheShape
 from workers.engine.batch import make_batch
+from workers.engine.model.arrays import Buffer
 from workers.engine.model.backends import choose_backends
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.linear import choose_scheme, has_onednn
 from workers.engine.model.llama import Layer, Llama, pack_layer
+from workers.engine.model.pace import Pace
 from workers.engine.plan import Chunk, StepPlan, StepResult
 from workers.engine.sampler import NotFiniteLogits, draw
 from workers.engine.weights.gguf_file import GgufFile
@@ -57,8 +59,8 @@ class Description:
 class ModelRunner:
     """A model loaded from a GGUF file, with a cache of cache_blocks blocks of block_tokens positions.
 
-    threads: None for all the processors that this process may use. progress is told the share done, 0 to 1, and what is being
-    done. WeightsError when the file cannot be loaded. One thread at a time calls it.
+    threads: None for as many as pay, up to the processors that this process may use. progress is told the share done, 0 to 1,
+    and what is being done. WeightsError when the file cannot be loaded. One thread at a time calls it.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class ModelRunner:
         self.config = file.config()
         self.tokenizer_fields = file.tokenizer_fields()
         self.precision: Precision = _fitting_precision() if precision == "auto" else precision
-        self._threads = threads or waiting.available()
+        self._threads = waiting.options(threads)
         self._block_tokens = block_tokens
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(self._threads[-1])
         with torch.inference_mode():
             self._load(file, cache_blocks)
         self._load_ms = round(1000 * (time.perf_counter() - began))
@@ -111,9 +113,14 @@ class ModelRunner:
         last, slot = int(batch.positions.max()), int(batch.slots.max())
         assert last < self.config.context_tokens, f"position {last} of a context of {self.config.context_tokens}"
         assert slot < self._cache_blocks * self._block_tokens, f"slot {slot} of {self._cache_blocks * self._block_tokens}"
-        torch.set_num_threads(self._threads)  # OpenMP counts per calling thread, which need not be the one that loaded
+        threads = self._pace.choose(batch.rows)
+        torch.set_num_threads(threads)  # OpenMP counts per calling thread, which need not be the one that loaded
+        self._backends.limit_threads(threads)
+        began = time.perf_counter()
         with torch.inference_mode():
-            return self._model.forward(batch)
+            logits = self._model.forward(batch)
+        self._pace.record(batch.rows, batch.keys, threads, time.perf_counter() - began)
+        return logits
 
     def warm_up(self) -> None:
         """Runs a short step and a long one, so that no request waits for threads to start or memory to be mapped.
@@ -134,20 +141,25 @@ class ModelRunner:
             weights_bytes=self._weights_bytes,
             cache_bytes=self._backends.attention.cache_bytes,
             cache_tokens=self._cache_blocks * self._block_tokens,
-            threads=self._threads,
+            threads=self._threads[-1],
             load_ms=self._load_ms,
         )
 
     def _load(self, file: GgufFile, cache_blocks: int) -> None:
         config, dtype = self.config, _DTYPES[self.precision]
         self._cache_blocks = cache_blocks
-        self._scheme = choose_scheme(set(_linear_shapes(config)), dtype)
+        shapes = set(_linear_shapes(config))
+        self._scheme = choose_scheme(shapes, dtype, self._threads)
+        if not self._scheme.exact and len(self._threads) > 1:  # exact at one thread count is better than not at all
+            self._threads = self._threads[-1:]
+            self._scheme = choose_scheme(shapes, dtype, self._threads)
+        self._pace = Pace(self._threads)
         outer = read_outer(file, config)
         embedding = torch.from_numpy(outer.embedding).to(dtype)
         head = embedding if outer.head is None else torch.from_numpy(outer.head).to(dtype)
-        self._backends = choose_backends(config, _cache_shape(config, cache_blocks, self._block_tokens), head, self._threads)
+        self._backends = choose_backends(config, _cache_shape(config, cache_blocks, self._block_tokens), head)
         layers = tuple(self._pack_layers(file, dtype))
-        norm = torch.from_numpy(outer.norm)
+        norm = Buffer(torch.from_numpy(outer.norm))
         parts = (self._scheme, self._backends.operations, self._backends.attention)
         self._model = Llama(config, embedding, layers, norm, *parts)
         self._inexact_because = self._why_inexact()

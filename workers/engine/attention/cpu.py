@@ -3,15 +3,13 @@
 Needs sizes in whole lanes (see lacks()); otherwise, or without numba, the reference takes its place.
 """
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from workers.engine.attention.cpu_kernels import make_attend, write_rows
 from workers.engine.attention.protocol import CacheShape
 from workers.engine.batch import Batch
 from workers.engine.model import kernel_threads
-from workers.engine.model.arrays import array_of
+from workers.engine.model.arrays import Buffer, flat_of
 from workers.engine.model.lanes import WIDTH
 
 _KEYS_ALONE_MAX = 1023  # for so few keys, waking a second thread takes longer than it saves
@@ -32,20 +30,18 @@ class CpuAttention:
     exact = True
     reason = "attention sums a row's own keys in order of position, in one way for prefill, chunk and decode"
 
-    def __init__(self, shape: CacheShape, dtype: torch.dtype, threads: int) -> None:
+    def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
         assert lacks(shape) is None, lacks(shape)
         self._shape = shape
         values = shape.values // 2 // shape.layers
         self._keys = torch.zeros(shape.layers, values, dtype=dtype)
         self._values = torch.zeros(shape.layers, values, dtype=dtype)
-        self._key_arrays = [array_of(layer) for layer in self._keys]
-        self._value_arrays = [array_of(layer) for layer in self._values]
+        self._key_arrays = [flat_of(layer) for layer in self._keys]
+        self._value_arrays = [flat_of(layer) for layer in self._values]
         group = shape.heads // shape.kv_heads
         halves = dtype == torch.bfloat16
         self._attend = make_attend(shape.kv_heads, group, shape.head_size, shape.block_tokens, halves)
         self._batch: Batch | None = None
-        self._threads_wanted = threads
-        self._threads = 1
 
     @property
     def cache_bytes(self) -> int:
@@ -55,39 +51,35 @@ class CpuAttention:
     def begin(self, batch: Batch) -> None:
         """Takes the step's positions, slots and block tables."""
         self._batch = batch
-        self._threads = 1 if batch.keys <= _KEYS_ALONE_MAX else self._threads_wanted
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, layer: int, keys: Buffer, qkv: Buffer) -> None:
         """Stores the rows' keys and values at the rows' slots."""
         assert self._batch is not None, "write() comes after begin()"
         shape = self._shape
         write_rows(
-            array_of(keys),
-            array_of(values),
+            keys.flat,
+            qkv.flat,
             self._batch.slots,
             self._key_arrays[layer],
             self._value_arrays[layer],
+            shape.heads,
             shape.kv_heads,
             shape.head_size,
             shape.block_tokens,
         )
 
-    def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, layer: int, queries: Buffer, out: Buffer) -> None:
         """Each row over the keys of its own sequence, up to its own position."""
         assert self._batch is not None, "attend() comes after begin()"
         batch = self._batch
-        kernel_threads.use(self._threads)
+        kernel_threads.use(alone=batch.keys <= _KEYS_ALONE_MAX)
         self._attend(
-            _flat(queries),
+            queries.flat,
             self._key_arrays[layer],
             self._value_arrays[layer],
             batch.block_tables,
             batch.row_sequences,
             batch.positions,
-            _flat(out),
+            out.flat,
             batch.rows,
         )
-
-
-def _flat(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    return array_of(tensor).reshape(-1)

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 from numba import njit, prange
-from numba.types import Array, float32, int32, int64, none, uint16
+from numba.types import float32, int32, int64, none, uint16
 
 from workers.engine.model.lanes import WIDTH, exp, first_of, fma, greatest, load, mul, splat, store, sub, total
 from workers.engine.model.products import add_weighted, dot_products, fetch_rows
@@ -91,18 +91,18 @@ def make_attend(kv_heads: int, group: int, size: int, block_tokens: int, halves:
     return njit([signature], parallel=True, nogil=True, cache=True)(attend)
 
 
-def _write_signature(kind):
-    rows = Array(kind, 2, "A")
-    return none(rows, rows, int64[::1], kind[::1], kind[::1], int64, int64, int64)
+_WRITE = [none(kind, kind, int64[::1], kind, kind, int64, int64, int64, int64) for kind in (uint16[::1], float32[::1])]
 
 
-@njit([_write_signature(kind) for kind in (uint16, float32)], nogil=True, cache=True)
-def write_rows(new_keys, new_values, slots, keys, values, kv_heads, size, block_tokens):
-    """Puts row i's keys and values, [kv_heads * size] each, at slots[i] of one layer's cache."""
+@njit(_WRITE, nogil=True, cache=True)
+def write_rows(new_keys, qkv, slots, keys, values, heads, kv_heads, size, block_tokens):
+    """Puts row i's keys, and the values at the end of its queries, keys and values, at slots[i] of one layer's cache."""
     for row in range(len(slots)):
         block, offset = slots[row] // block_tokens, slots[row] % block_tokens
         for head in range(kv_heads):
             start = (block * kv_heads + head) * size * block_tokens
+            key = (row * kv_heads + head) * size
+            value = (row * (heads + 2 * kv_heads) + heads + kv_heads + head) * size
             for column in range(size):
-                keys[start + column * block_tokens + offset] = new_keys[row, head * size + column]
-                values[start + offset * size + column] = new_values[row, head * size + column]
+                keys[start + column * block_tokens + offset] = new_keys[key + column]
+                values[start + offset * size + column] = qkv[value + column]

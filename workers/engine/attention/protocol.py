@@ -7,9 +7,8 @@ are block * block_tokens + offset.
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from workers.engine.batch import Batch
+from workers.engine.model.arrays import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,17 @@ class AttentionBackend(Protocol):
         """Takes the step's positions, slots and block tables."""
         ...
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Stores the rows' keys and values, [rows, kv_heads * head_size] each, at the rows' slots."""
+    def write(self, layer: int, keys: Buffer, qkv: Buffer) -> None:
+        """Stores the rows' keys and values at the rows' slots.
+
+        keys: [at least rows, kv_heads * head_size]. qkv: rows of queries, keys and values, of which the values are taken.
+        """
         ...
 
-    def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, layer: int, queries: Buffer, out: Buffer) -> None:
         """out[row] = attention of the row's queries over positions [0, position] of its sequence.
 
-        queries: float32 [rows, heads * head_size], already divided by the root of head_size. out: the model's precision,
-        same shape.
+        queries: float32 [at least rows, heads * head_size], already divided by the root of head_size. out: the same shape,
+        in the model's precision.
         """
         ...

@@ -4,6 +4,7 @@ import torch
 
 from workers.engine.attention.protocol import CacheShape
 from workers.engine.batch import Batch
+from workers.engine.model.arrays import Buffer
 
 
 class ReferenceAttention:
@@ -30,22 +31,23 @@ class ReferenceAttention:
         self._slots = torch.from_numpy(batch.slots)
         self._sequences = [_Rows(batch, number, self._shape.block_tokens) for number in range(len(batch.block_tables))]
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, layer: int, keys: Buffer, qkv: Buffer) -> None:
         """Stores the rows' keys and values at the rows' slots."""
-        heads = (-1, self._shape.kv_heads, self._shape.head_size)
-        self._keys[layer, self._slots] = keys.reshape(heads)
+        rows, heads = len(self._slots), (-1, self._shape.kv_heads, self._shape.head_size)
+        values = qkv.tensor[:rows, -self._shape.kv_heads * self._shape.head_size :]
+        self._keys[layer, self._slots] = keys.tensor[:rows].reshape(heads)
         self._values[layer, self._slots] = values.reshape(heads)
 
-    def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
+    def attend(self, layer: int, queries: Buffer, out: Buffer) -> None:
         """Softmax over the positions up to each row's own."""
         heads = (-1, self._shape.kv_heads, self._shape.heads // self._shape.kv_heads, self._shape.head_size)
         for rows in self._sequences:
             keys = self._keys[layer, rows.slots].float()
             values = self._values[layer, rows.slots].float()
-            scores = torch.einsum("rkgd,skd->rkgs", queries[rows.begin : rows.end].view(heads), keys)
+            scores = torch.einsum("rkgd,skd->rkgs", queries.tensor[rows.begin : rows.end].view(heads), keys)
             weights = scores.masked_fill(rows.hidden[:, None, None, :], float("-inf")).softmax(-1)
             result = torch.einsum("rkgs,skd->rkgd", weights, values)
-            out[rows.begin : rows.end] = result.reshape(rows.end - rows.begin, -1).to(out.dtype)
+            out.tensor[rows.begin : rows.end] = result.reshape(rows.end - rows.begin, -1).to(out.tensor.dtype)
 
 
 class _Rows:

@@ -5,12 +5,10 @@ import numpy.typing as npt
 import torch
 
 from workers.engine.model import kernel_threads, row_kernels
-from workers.engine.model.arrays import array_of
+from workers.engine.model.arrays import Buffer, flat_of
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.lanes import WIDTH
 from workers.engine.model.rotary import rotary_tables
-
-Array = npt.NDArray[np.generic]
 
 _ROWS_ALONE_MAX = 31  # for so few rows, waking a second thread takes longer than it saves
 
@@ -33,59 +31,52 @@ class KernelRowOperations:
 
     exact = True
 
-    def __init__(self, config: ModelConfig, head: torch.Tensor, threads: int) -> None:
+    def __init__(self, config: ModelConfig, head: torch.Tensor) -> None:
         assert lacks(config) is None, lacks(config)
         self._config = config
-        self._threads = threads
         self._epsilon = np.float32(config.norm_epsilon)
         self._cosine, self._sine = (table.reshape(-1) for table in rotary_tables(config))
         self._head = row_kernels.make_head(config.hidden_size, head.dtype == torch.bfloat16)
-        self._head_tiles = _flat(_tiles(head))
+        self._head_tiles = flat_of(_tiles(head))
 
     @property
     def head_bytes(self) -> int:
         """Memory of the output head's weights."""
         return int(self._head_tiles.nbytes)
 
-    def norm(self, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+    def norm(self, residual: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
         """See RowOperations."""
         size = self._config.hidden_size
-        self._share(rows)
-        row_kernels.norm_rows(_flat(residual), _flat(weight), _flat(out), rows, size, self._epsilon)
+        kernel_threads.use(alone=rows <= _ROWS_ALONE_MAX)
+        row_kernels.norm_rows(residual.flat, weight.flat, out.flat, rows, size, self._epsilon)
 
-    def add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+    def add_norm(self, residual: Buffer, delta: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
         """See RowOperations."""
         size = self._config.hidden_size
-        arrays = (_flat(residual), _flat(delta), _flat(weight), _flat(out))
-        self._share(rows)
+        arrays = (residual.flat, delta.flat, weight.flat, out.flat)
+        kernel_threads.use(alone=rows <= _ROWS_ALONE_MAX)
         row_kernels.add_norm_rows(*arrays, rows, size, self._epsilon)
 
-    def rotate(
-        self, qkv: torch.Tensor, positions: npt.NDArray[np.int64], queries: torch.Tensor, keys: torch.Tensor, rows: int
-    ) -> None:
+    def rotate(self, qkv: Buffer, positions: npt.NDArray[np.int64], queries: Buffer, keys: Buffer, rows: int) -> None:
         """See RowOperations."""
         config = self._config
         tables = (self._cosine, self._sine, positions)
         sizes = (rows, config.heads, config.kv_heads, config.head_size)
-        self._share(rows)
-        row_kernels.rotate_rows(_flat(qkv), *tables, _flat(queries), _flat(keys), *sizes)
+        kernel_threads.use(alone=rows <= _ROWS_ALONE_MAX)
+        row_kernels.rotate_rows(qkv.flat, *tables, queries.flat, keys.flat, *sizes)
 
-    def gate(self, gate_up: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+    def gate(self, gate_up: Buffer, out: Buffer, rows: int) -> None:
         """See RowOperations."""
-        self._share(rows)
-        row_kernels.gate_rows(_flat(gate_up), _flat(out), rows, self._config.feed_forward_size)
+        kernel_threads.use(alone=rows <= _ROWS_ALONE_MAX)
+        row_kernels.gate_rows(gate_up.flat, out.flat, rows, self._config.feed_forward_size)
 
-    def logits(self, normed: torch.Tensor) -> npt.NDArray[np.float32]:
+    def logits(self, normed: Buffer, rows: int) -> npt.NDArray[np.float32]:
         """See RowOperations. Always on all threads: it is the step's largest product."""
-        rows, size = normed.shape
-        width = len(self._head_tiles) // size
+        width = len(self._head_tiles) // self._config.hidden_size
         logits = np.empty((rows, width), np.float32)
-        kernel_threads.use(self._threads)
-        self._head(_flat(normed), self._head_tiles, logits.reshape(-1), rows, width)
+        kernel_threads.use(alone=False)
+        self._head(normed.flat, self._head_tiles, logits.reshape(-1), rows, width)
         return logits[:, : self._config.vocabulary_size]
-
-    def _share(self, rows: int) -> None:
-        kernel_threads.use(1 if rows <= _ROWS_ALONE_MAX else self._threads)
 
 
 def _tiles(head: torch.Tensor) -> torch.Tensor:
@@ -94,7 +85,3 @@ def _tiles(head: torch.Tensor) -> torch.Tensor:
     missing = -tokens % WIDTH
     whole = torch.cat([head, head.new_zeros(missing, hidden)]) if missing else head
     return whole.view(-1, WIDTH, hidden).transpose(1, 2).contiguous()
-
-
-def _flat(tensor: torch.Tensor) -> Array:
-    return array_of(tensor).reshape(-1)

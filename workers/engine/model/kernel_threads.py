@@ -1,10 +1,28 @@
 """On how many threads the next kernel runs. A kernel's result does not depend on it."""
 
+import threading
+
 import numba
 
 _MOST = int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
 
 
-def use(count: int) -> None:
-    """The kernels that this thread calls from now on run on so many threads, or as many as there are."""
-    numba.set_num_threads(min(count, _MOST))
+class _State(threading.local):
+    limit = _MOST
+    now = 0
+
+
+_state = _State()
+
+
+def limit(count: int) -> None:
+    """Kernels that this thread calls from now on run on at most so many threads."""
+    _state.limit = min(count, _MOST)
+
+
+def use(alone: bool) -> None:
+    """The next kernel runs on one thread (alone), because its work is small, or on as many as the limit allows."""
+    count = 1 if alone else _state.limit
+    if _state.now != count:
+        numba.set_num_threads(count)
+        _state.now = count

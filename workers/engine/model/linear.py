@@ -7,7 +7,7 @@ others on data made for it: inputs that cancel, so that a result is nothing but 
 shows in nearly every value. A scheme that passes is exact for all the calls that it can make; the first that passes is used.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +36,8 @@ class Scheme:
         """The smallest size that holds so many rows."""
         return next(size for size in self.sizes if size >= rows)
 
-    def cuts(self, rows: int) -> Iterator[tuple[int, int]]:
-        """[begin, end) of each call's rows."""
-        for begin in range(0, rows, self.rows_max):
-            yield begin, min(begin + self.rows_max, rows)
-
     def padded(self, rows: int) -> int:
-        """Rows that an input needs so that every call can be padded."""
+        """Rows that an input needs so that each call, of rows_max rows and the last of the rest, has one of the sizes."""
         whole, rest = divmod(rows, self.rows_max)
         return whole * self.rows_max + (self.size_for(rest) if rest else 0)
 
@@ -61,28 +56,27 @@ class Scheme:
 
 
 class Linear:
-    """One layer. Input rows are padded by the caller: [scheme.padded(rows), inputs], the rest of any content."""
+    """One layer. Inputs are padded by the caller to [scheme.padded(rows), inputs], with any content."""
 
     def __init__(self, weight: torch.Tensor, scheme: Scheme) -> None:
         self._apply = scheme.pack(weight)
         self._scheme = scheme
 
-    def __call__(self, inputs: torch.Tensor, rows: int) -> torch.Tensor:
-        """[at least rows, outputs], of the inputs' dtype."""
-        scheme = self._scheme
-        if rows <= scheme.rows_max:
-            return self._apply(inputs[: scheme.size_for(rows)])
-        cuts = scheme.cuts(rows)
-        return torch.cat([self._apply(inputs[begin : begin + scheme.size_for(end - begin)]) for begin, end in cuts])
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[scheme.padded(rows), outputs], of the inputs' dtype."""
+        most = self._scheme.rows_max
+        if len(inputs) <= most:
+            return self._apply(inputs)
+        return torch.cat([self._apply(inputs[begin : begin + most]) for begin in range(0, len(inputs), most)])
 
 
-def choose_scheme(shapes: set[tuple[int, int]], dtype: torch.dtype) -> Scheme:
-    """The fastest scheme that is exact for weights of these shapes, (outputs, inputs), on this machine, with its threads.
+def choose_scheme(shapes: set[tuple[int, int]], dtype: torch.dtype, threads: tuple[int, ...]) -> Scheme:
+    """The fastest scheme that is exact for weights of these shapes, (outputs, inputs), on this machine, at these thread counts.
 
     When none is: plain layers, and exact is false.
     """
     for scheme in _candidates(dtype):
-        if all(_is_exact(scheme, outputs, inputs, dtype) for outputs, inputs in shapes):
+        if all(_is_exact(scheme, outputs, inputs, dtype, threads) for outputs, inputs in shapes):
             return scheme
     return Scheme(packed=False, packed_for=None, sizes=_SIZES, exact=False)
 
@@ -105,7 +99,7 @@ def _sizes(least: int, most: int) -> tuple[int, ...]:
     return tuple(size for size in _SIZES if least <= size <= most)
 
 
-def _is_exact(scheme: Scheme, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
+def _is_exact(scheme: Scheme, outputs: int, inputs: int, dtype: torch.dtype, threads: tuple[int, ...]) -> bool:
     generator = torch.Generator().manual_seed(outputs * 31 + inputs)
     half = torch.randn(outputs, inputs // 2, generator=generator)
     weight = torch.cat([half, half, torch.zeros(outputs, inputs % 2)], 1).to(dtype)
@@ -114,13 +108,14 @@ def _is_exact(scheme: Scheme, outputs: int, inputs: int, dtype: torch.dtype) -> 
     try:
         apply = scheme.pack(weight)
         whole = apply(rows)
-        return all(_agrees(apply, rows, whole, size) for size in scheme.sizes)
+        return all(_agrees(apply, rows, whole, size, count) for count in threads for size in scheme.sizes)
     except (RuntimeError, NotImplementedError):  # this build cannot pack this way
         return False
 
 
-def _agrees(apply: Apply, rows: torch.Tensor, whole: torch.Tensor, size: int) -> bool:
-    """Whether calls of this size give the rows' bits, at the front and, the rows in other places, at the end."""
+def _agrees(apply: Apply, rows: torch.Tensor, whole: torch.Tensor, size: int, threads: int) -> bool:
+    """Whether calls of this size on so many threads give the rows' bits, wherever among the rows they are."""
+    torch.set_num_threads(threads)
     last = len(rows) - size
     same = torch.equal(apply(rows[:size]), whole[:size]) and torch.equal(apply(rows[last:]), whole[last:])
     return same and torch.equal(apply(rows.roll(1, 0)[:size]), whole.roll(1, 0)[:size])

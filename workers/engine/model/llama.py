@@ -13,6 +13,7 @@ import torch
 
 from workers.engine.attention.protocol import AttentionBackend
 from workers.engine.batch import Batch
+from workers.engine.model.arrays import Buffer
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.linear import Linear, Scheme
 from workers.engine.model.row_operations import RowOperations
@@ -23,10 +24,10 @@ from workers.engine.weights.llama import LayerWeights
 class Layer:
     """One layer, packed for the machine."""
 
-    attention_norm: torch.Tensor
+    attention_norm: Buffer
     qkv: Linear
     attention_out: Linear
-    feed_forward_norm: torch.Tensor
+    feed_forward_norm: Buffer
     gate_up: Linear
     down: Linear
 
@@ -38,17 +39,29 @@ def pack_layer(weights: LayerWeights, scheme: Scheme, dtype: torch.dtype) -> Lay
         return Linear(torch.from_numpy(weight).to(dtype), scheme)
 
     return Layer(
-        attention_norm=torch.from_numpy(weights.attention_norm),
+        attention_norm=Buffer(torch.from_numpy(weights.attention_norm)),
         qkv=linear(weights.qkv),
         attention_out=linear(weights.attention_out),
-        feed_forward_norm=torch.from_numpy(weights.feed_forward_norm),
+        feed_forward_norm=Buffer(torch.from_numpy(weights.feed_forward_norm)),
         gate_up=linear(weights.gate_up),
         down=linear(weights.down),
     )
 
 
 class _Workspace:
-    """Buffers of one step's rows, kept from step to step and grown when a step has more rows."""
+    """The buffers of a step of so many rows, the first rows of larger ones; what enters a linear layer is padded for it."""
+
+    def __init__(self, memory: "_Memory", rows: int, padded: int) -> None:
+        self.residual = Buffer(memory.residual[:rows])
+        self.normed = Buffer(memory.normed[:padded])
+        self.queries = Buffer(memory.queries[:rows])
+        self.keys = Buffer(memory.keys[:rows])
+        self.attended = Buffer(memory.attended[:padded])
+        self.gated = Buffer(memory.gated[:padded])
+
+
+class _Memory:
+    """What all steps' buffers lie in; grown when a step has more rows."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, rows: int) -> None:
         self.rows = rows
@@ -68,7 +81,7 @@ class Llama:
         config: ModelConfig,
         embedding: torch.Tensor,
         layers: Iterable[Layer],
-        norm: torch.Tensor,
+        norm: Buffer,
         scheme: Scheme,
         operations: RowOperations,
         attention: AttentionBackend,
@@ -80,48 +93,51 @@ class Llama:
         self._scheme = scheme
         self._operations = operations
         self._attention = attention
-        self._workspace = _Workspace(config, embedding.dtype, scheme.padded(1))
+        self._memory = _Memory(config, embedding.dtype, scheme.rows_max)
+        self._workspaces: dict[int, _Workspace] = {}  # by rows; at most one for each size of step
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Computes the rows' keys and values into the cache; the logits of batch.sampled_rows, [sampled, vocabulary_size]."""
-        work = self._workspace_for(batch.rows)
-        work.residual[: batch.rows] = self._embedding[torch.from_numpy(batch.token_ids)]
+        rows, operations = batch.rows, self._operations
+        work = self._workspace_for(rows)
+        work.residual.tensor.copy_(self._embedding[torch.from_numpy(batch.token_ids)])
         self._attention.begin(batch)
-        delta: torch.Tensor | None = None
+        delta: Buffer | None = None
         for number, layer in enumerate(self._layers):
-            self._add_norm(work, delta, layer.attention_norm, batch.rows)
+            self._add_norm(work, delta, layer.attention_norm, rows)
             self._attend(number, layer, work, batch)
-            delta = layer.attention_out(work.attended, batch.rows)
-            self._add_norm(work, delta, layer.feed_forward_norm, batch.rows)
-            self._operations.gate(layer.gate_up(work.normed, batch.rows), work.gated, batch.rows)
-            delta = layer.down(work.gated, batch.rows)
+            delta = Buffer(layer.attention_out(work.attended.tensor))
+            operations.add_norm(work.residual, delta, layer.feed_forward_norm, work.normed, rows)
+            operations.gate(Buffer(layer.gate_up(work.normed.tensor)), work.gated, rows)
+            delta = Buffer(layer.down(work.gated.tensor))
         assert delta is not None, "a model has layers"
-        return self._logits(work.residual, delta, torch.from_numpy(batch.sampled_rows))
+        return self._logits(work.residual.tensor, delta.tensor, torch.from_numpy(batch.sampled_rows))
 
-    def _add_norm(self, work: _Workspace, delta: torch.Tensor | None, weight: torch.Tensor, rows: int) -> None:
+    def _add_norm(self, work: _Workspace, delta: Buffer | None, weight: Buffer, rows: int) -> None:
         if delta is None:
             self._operations.norm(work.residual, weight, work.normed, rows)
         else:
             self._operations.add_norm(work.residual, delta, weight, work.normed, rows)
 
     def _attend(self, number: int, layer: Layer, work: _Workspace, batch: Batch) -> None:
-        rows = batch.rows
-        qkv = layer.qkv(work.normed, rows)
-        self._operations.rotate(qkv, batch.positions, work.queries, work.keys, rows)
-        values = qkv[:rows, self._config.query_size + self._config.kv_size :]
-        self._attention.write(number, work.keys[:rows], values)
-        self._attention.attend(number, work.queries[:rows], work.attended[:rows])
+        qkv = Buffer(layer.qkv(work.normed.tensor))
+        self._operations.rotate(qkv, batch.positions, work.queries, work.keys, batch.rows)
+        self._attention.write(number, work.keys, qkv)
+        self._attention.attend(number, work.queries, work.attended)
 
     def _logits(self, residual: torch.Tensor, delta: torch.Tensor, sampled: torch.Tensor) -> npt.NDArray[np.float32]:
         rows = len(sampled)
         if not rows:
             return np.empty((0, self._config.vocabulary_size), np.float32)
-        last, normed = residual[sampled], torch.empty(rows, self._config.hidden_size)
-        self._operations.norm(last.add_(delta[sampled]), self._norm, normed, rows)
-        return self._operations.logits(normed)
+        last, normed = Buffer(residual[sampled] + delta[sampled]), Buffer(torch.empty(rows, self._config.hidden_size))
+        self._operations.norm(last, self._norm, normed, rows)
+        return self._operations.logits(normed, rows)
 
     def _workspace_for(self, rows: int) -> _Workspace:
-        needed = self._scheme.padded(rows)
-        if self._workspace.rows < needed:
-            self._workspace = _Workspace(self._config, self._embedding.dtype, needed)
-        return self._workspace
+        padded = self._scheme.padded(rows)
+        if self._memory.rows < padded:
+            self._memory = _Memory(self._config, self._embedding.dtype, padded)
+            self._workspaces.clear()
+        if rows not in self._workspaces:
+            self._workspaces[rows] = _Workspace(self._memory, rows, padded)
+        return self._workspaces[rows]

@@ -7,11 +7,12 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+from workers.engine.model.arrays import Buffer
 
 
 class RowOperations(Protocol):
-    """Row-wise steps. Tensors are contiguous, [at least rows, size]; residual, queries and logits are float32."""
+    """Row-wise steps. Buffers are [at least rows, size]; residual, queries, norm weights and logits are float32."""
 
     @property
     def exact(self) -> bool:
@@ -23,24 +24,22 @@ class RowOperations(Protocol):
         """Memory of the output head's weights, where they are kept apart from the embedding."""
         ...
 
-    def norm(self, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+    def norm(self, residual: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
         """out = RMS norm of residual, times weight."""
         ...
 
-    def add_norm(self, residual: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+    def add_norm(self, residual: Buffer, delta: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
         """residual += delta, then norm()."""
         ...
 
-    def rotate(
-        self, qkv: torch.Tensor, positions: npt.NDArray[np.int64], queries: torch.Tensor, keys: torch.Tensor, rows: int
-    ) -> None:
+    def rotate(self, qkv: Buffer, positions: npt.NDArray[np.int64], queries: Buffer, keys: Buffer, rows: int) -> None:
         """queries and keys turned by their positions; queries divided by the root of the head size."""
         ...
 
-    def gate(self, gate_up: torch.Tensor, out: torch.Tensor, rows: int) -> None:
+    def gate(self, gate_up: Buffer, out: Buffer, rows: int) -> None:
         """out = silu(gate) * up."""
         ...
 
-    def logits(self, normed: torch.Tensor) -> npt.NDArray[np.float32]:
-        """float32 [rows, vocabulary_size] from float32 [rows, hidden_size]."""
+    def logits(self, normed: Buffer, rows: int) -> npt.NDArray[np.float32]:
+        """float32 [rows, vocabulary_size] from float32 rows of hidden_size."""
         ...
