@@ -5,37 +5,39 @@ A durable event carries `id: <request>:<index>`, index being the next token afte
 """
 
 import json
-import time
 from dataclasses import asdict
 from json.encoder import encode_basestring_ascii
-from typing import Any, Literal
+from typing import Any
 
+from gateway.ownership import Kind, Ownership
 from schemas.errors import HeadraceError
 from schemas.events import Failed, Finished, Terminal, Tokens, Usage
 from schemas.timeline import Timeline
 
-Kind = Literal["chat", "completion"]
-
 DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keepalive\n\n"
+# No blank line: it would end an event, and clients that saw an `id:` before take that for an event without data.
+KEEPALIVE = b": keepalive\n"
 
 _PREFIX: dict[Kind, str] = {"chat": "chatcmpl-", "completion": "cmpl-"}
 _OBJECT: dict[Kind, str] = {"chat": "chat.completion.chunk", "completion": "text_completion"}
 
 
 class Chunks:
-    """The SSE events of one answer, as bytes. include_usage adds a last chunk with the counted tokens."""
+    """The SSE events of one answer, as bytes: the same at every gateway and however often they are asked for.
 
-    def __init__(self, kind: Kind, request: str, model: str, include_usage: bool, timings: bool) -> None:
-        self._kind = kind
-        self._request = request
+    include_usage adds a last chunk with the counted tokens.
+    """
+
+    def __init__(self, of: Ownership, include_usage: bool) -> None:
+        self._kind = of.kind
+        self._request = of.request
         self._include_usage = include_usage
-        self._timings = timings
+        self._timings = of.timings
         self._base: dict[str, Any] = {
-            "id": _PREFIX[kind] + request,
-            "object": _OBJECT[kind],
-            "created": int(time.time()),
-            "model": model,
+            "id": _PREFIX[of.kind] + of.request,
+            "object": _OBJECT[of.kind],
+            "created": of.created_us // 1_000_000,
+            "model": of.model,
         }
         # Splitting an encoded chunk at a text that no client can send keeps the one shape in _choice.
         mark = "\x00"
@@ -43,7 +45,7 @@ class Chunks:
         before, after = whole.split(json.dumps(mark))
         self._before = f"\ndata: {before}"
         self._after = f"{after}\n\n"
-        self._id = f"id: {request}:"
+        self._id = f"id: {of.request}:"
 
     def opening(self) -> bytes:
         """The role chunk of a chat; a text completion has none."""
@@ -97,22 +99,22 @@ class Chunks:
         return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def whole_body(kind: Kind, request: str, model: str, text: str, finished: Finished, timings: bool) -> dict[str, Any]:
+def whole_body(of: Ownership, text: str, finished: Finished) -> dict[str, Any]:
     """The body of an answer that is not streamed."""
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finished.reason}
-    if kind == "chat":
+    if of.kind == "chat":
         choice["message"] = {"role": "assistant", "content": text, "refusal": None}
     else:
         choice["text"] = text
     body = {
-        "id": _PREFIX[kind] + request,
-        "object": "chat.completion" if kind == "chat" else "text_completion",
-        "created": int(time.time()),
-        "model": model,
+        "id": _PREFIX[of.kind] + of.request,
+        "object": "chat.completion" if of.kind == "chat" else "text_completion",
+        "created": of.created_us // 1_000_000,
+        "model": of.model,
         "choices": [choice],
         "usage": usage_body(finished.usage),
     }
-    return body | headrace_part(request, finished, timings)
+    return body | headrace_part(of.request, finished, of.timings)
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

@@ -8,6 +8,7 @@
                                     end <= ours                          Ignore
                                     otherwise                            Deliver(what is new), then what was held
     Finished or Failed at index     index > ours                         held; FillGap(ours)
+    Finished                        index < ours, nothing delivered      End(invalid_value): asked from beyond the end
     Finished                        index < ours                         End(replay_diverged)
     Finished or Failed              otherwise                            End(it)
 
@@ -123,6 +124,8 @@ class Sequencer:
             self._terminal = event
             return [FillGap(self.index)]
         if isinstance(event, Finished) and event.index < self.index:
+            if self.index == self.start:
+                return [self._beyond(event.index)]
             return [self._diverged(f"the answer ended at token {event.index}, and {self.index} were sent already")]
         self.ended = True
         return [End(event)]
@@ -159,6 +162,11 @@ class Sequencer:
             if mine != other:
                 return low + offset
         return None
+
+    def _beyond(self, tokens: int) -> End:
+        self.ended = True
+        message = f"the answer has {tokens} tokens, and nothing from index {self.start} on"
+        return End(HeadraceError("invalid_value", message, "from"))
 
     def _diverged(self, what: str) -> End:
         self.ended = True

@@ -13,6 +13,7 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import SettingsError as DictSettingError
 
 from schemas.envelope import Action, RuleGroup
 
@@ -97,6 +98,8 @@ class Settings(BaseSettings):
         _refuse_unknown(cls)
         try:
             return cls(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
+        except DictSettingError as error:
+            raise SettingsError(f"{error}; a setting with parts is written as JSON") from error
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"]) or "settings"

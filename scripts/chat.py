@@ -16,11 +16,12 @@ class ChatError(Exception):
 
 
 def chat(settings: Settings, url: str | None, collection: str | None) -> int:
-    """Reads questions from stdin until its end and streams each answer."""
+    """Reads questions from stdin until its end and streams each answer; exit status 1 when one could not be answered."""
     from scripts.up import running_url
 
     gateway = url or running_url(settings.home) or f"http://127.0.0.1:{settings.port}"
     messages: Messages = []
+    status = 0
     while (question := _ask()) is not None:
         messages.append({"role": "user", "content": question})
         try:
@@ -29,7 +30,8 @@ def chat(settings: Settings, url: str | None, collection: str | None) -> int:
         except ChatError as error:
             print(f"error: {error}", file=sys.stderr)
             messages.pop()
-    return 0
+            status = 1
+    return status
 
 
 def stream_answer(url: str, messages: Messages, model: str | None = None) -> int:
@@ -69,7 +71,7 @@ def tokens(url: str, messages: Messages, model: str, collection: str | None = No
                 raise ChatError(_message(answer.text))
             yield from _pieces(answer.iter_lines())
     except httpx.HTTPError as error:
-        raise ChatError(f"no gateway answers at {url} ({type(error).__name__}); start one with headrace up") from error
+        raise ChatError(f"no gateway answers at {url} ({type(error).__name__}); start one with ./scripts/run") from error
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:

@@ -35,11 +35,16 @@ def ingest(settings: Settings, path: Path, collection: str, tenant: str, as_json
     if as_json:
         print(json.dumps(dataclasses.asdict(report)))
     else:
-        print(f"{report.chunks} passages of {report.files} files in collection {collection}, {report.seconds:.1f} s")
+        store = settings.home / "passages"
+        print(
+            f"{report.chunks} passages from {report.files} file(s) in collection {collection} of {store}, {report.seconds:.1f} s"
+        )
         for skipped in report.skipped:
             print(f"skipped {skipped}")
     return 0 if report.chunks else 1
 
 
 def _progress(done: int, total: int) -> None:
+    if not sys.stderr.isatty():
+        return
     print(f"\rembedding {done}/{total} passages", end="" if done < total else "\n", file=sys.stderr, flush=True)

@@ -117,12 +117,14 @@ class Stack:
         assert child.process is not None
         child.failures = 1 if now - child.started_s > STEADY_S else child.failures + 1
         child.start_at_s = now + backoff_s(child.failures, base=0.2, most=10.0)
-        self._say(f"{child.name} ended with status {child.process.returncode}; {self._last_line(child.name)}")
+        self._say(f"{child.name} {self._cause(child.name, child.process.returncode)}; starting it again")
         child.process = None
 
-    def _last_line(self, name: str) -> str:
+    def _cause(self, name: str, status: int) -> str:
+        if status < 0:
+            return f"was ended by signal {-status}"
         lines = self.log_of(name).read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return f"ended with status {status}: {lines[-1][:200] if lines else 'it said nothing'}"
 
 
 def _engine_names(engines: int) -> list[str]:

@@ -14,6 +14,7 @@ import httpx
 
 from runtime import model_files
 from runtime.settings import Settings
+from scripts import broker
 from scripts.stack import Stack
 
 READY_PATIENCE_S = 180.0
@@ -108,7 +109,11 @@ def _running(settings: Settings) -> Iterator[Stack]:
             raise UpError(f"another headrace runs on {settings.home}; set HEADRACE_HOME to another folder") from None
         if settings.model_path is None:
             model_files.ensure(model_files.CHAT, say, settings.models)
+        elif not settings.model_path.exists():
+            raise UpError(f"model_path {settings.model_path} does not exist")
         model_files.ensure(model_files.EMBEDDER, say, settings.models)
+        if settings.port and not broker.is_free(settings.port):
+            raise UpError(f"port {settings.port} is in use; name another with --port or HEADRACE_PORT")
         stack = Stack(settings, say)
         stack.start()
         state = settings.home / "run.json"

@@ -197,3 +197,8 @@ def test_the_table_is_total() -> None:
     """Nothing that a worker can publish makes the sequencer raise."""
     for event in (tokens(1, 0), tokens(1, 5), finished(0, 0), failed(9, 9)):
         assert Sequencer().take(event)
+
+
+def test_a_start_beyond_the_end_is_the_askers_error() -> None:
+    sequencer = Sequencer(start=9)
+    assert code_of(sequencer.take_log(finished(1, 3))[0]) == "invalid_value"  # type: ignore[arg-type]
