@@ -1,31 +1,43 @@
 """One client's view of one request's answer: the followed stream with its clocks, and what a client's going means.
 
-Whoever made the request owns it: their going cancels it (unless they asked to keep it), and its deadline is watched
-here. A resumed answer only reads.
+It tells its gateway (the Keeper) when its client has left and when the deadline has passed without an end; what that
+means for the request is decided there.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Protocol
 
 import structlog
 
+from gateway import endings
 from gateway.metrics import Metrics
 from gateway.resume import Record
-from runtime.bus import Bus, BusError
+from runtime.clock import Clock
 from runtime.following import Follow
 from runtime.sequencer import Deliver, End
 from schemas.errors import HeadraceError
 from schemas.events import Failed, Finished, Terminal, Tokens
-from schemas.limits import DEADLINE_MS_MAX
+from schemas.limits import SLOW_READER_S
 
 log = structlog.get_logger()
 
-DEADLINE_GRACE_S = 1.0  # a worker's own word about the deadline comes first
-
 Piece = Tokens | Terminal
 
-Spawn = Callable[[Coroutine[Any, Any, None]], None]
+
+class Keeper(Protocol):
+    """The gateway, as an answer sees it."""
+
+    def client_left(self, answer: "Answer") -> None:
+        """Its client went away before the end."""
+        ...
+
+    def deadline_passed(self, answer: "Answer") -> None:
+        """The deadline and its grace have passed without an end."""
+        ...
+
+    def closed(self, answer: "Answer") -> None:
+        """It holds nothing any more."""
+        ...
 
 
 class Answer:
@@ -35,19 +47,17 @@ class Answer:
         self,
         record: Record,
         follow: Follow,
-        bus: Bus,
+        clock: Clock,
         metrics: Metrics,
-        spawn: Spawn,
-        on_closed: Callable[["Answer"], None],
-        owner: bool,
+        keeper: Keeper,
     ) -> None:
         self.record = record
         self.follow = follow
-        self._bus = bus
+        self.gone = False
+        self._clock = clock
         self._metrics = metrics
-        self._spawn = spawn
-        self._on_closed = on_closed
-        self._owner = owner
+        self._keeper = keeper
+        self._start = follow.index
         self._loop = asyncio.get_running_loop()
         self._opened = self._loop.time()
         self._last_token = 0.0
@@ -61,23 +71,25 @@ class Answer:
         """The request's id."""
         return self.record.request
 
+    @property
+    def start(self) -> int:
+        """The first token that was asked for."""
+        return self._start
+
+    @property
+    def ended(self) -> bool:
+        """Whether the terminal piece was given out."""
+        return self._finished
+
     async def open(self) -> None:
         """Listens for events; BusUnavailable."""
         self.record.readers.add(self)
         await self.follow.open()
 
     def watch_deadline(self) -> None:
-        """From now on the end comes by the deadline; a resumed answer of unknown deadline: by the longest there is.
-
-        What has ended already must be in the log: if it is not, it never comes.
-        """
-        if self.record.terminal is not None:
-            remaining_s = 0.0
-        elif self.record.deadline_us is None:
-            remaining_s = DEADLINE_MS_MAX / 1000
-        else:
-            remaining_s = max(0.0, (self.record.deadline_us - self._bus.clock.now_us()) / 1e6)
-        self._deadline = self._loop.call_later(remaining_s + DEADLINE_GRACE_S, self._expire)
+        """From now on the end comes by the deadline, whatever the workers do."""
+        remaining_s = max(0.0, (self.record.ownership.deadline_us - self._clock.now_us()) / 1e6)
+        self._deadline = self._loop.call_later(remaining_s + endings.DEADLINE_GRACE_S, self._keeper.deadline_passed, self)
 
     async def next(self, patience_s: float) -> list[Piece]:
         """The next pieces, in order; nothing when patience_s passed in silence."""
@@ -95,13 +107,19 @@ class Answer:
         self.follow.end(error)
 
     def disconnected(self) -> None:
-        """The client went away: its stream ends, and the request with it unless it was to be kept."""
-        if self._finished or self._closed:
+        """The client went away: its stream ends here; idempotent."""
+        self._leave(HeadraceError("cancelled", "the client went away"))
+
+    def too_slow(self) -> None:
+        """The client takes nothing: it is waited for no longer, and is told so if it should read on."""
+        self._leave(HeadraceError("slow_reader", f"nothing was read for {SLOW_READER_S:g} s; resume from where you are"))
+
+    def _leave(self, error: HeadraceError) -> None:
+        if self._finished or self._closed or self.gone:
             return
-        if self._owner and self.record.on_disconnect == "cancel":
-            self.record.cancelled = True
-            self._spawn(tell_cancelled(self._bus, self.request))
-        self.end(HeadraceError("cancelled", "the client went away"))
+        self.gone = True
+        self._keeper.client_left(self)
+        self.end(error)
 
     async def close(self) -> None:
         """Stops listening; idempotent."""
@@ -115,19 +133,7 @@ class Answer:
         if self._deadline is not None:
             self._deadline.cancel()
         await self.follow.close()
-        self._on_closed(self)
-
-    def _expire(self) -> None:
-        ended = self.record.terminal
-        if isinstance(ended, Failed):
-            self.end(HeadraceError(ended.code, ended.message, ended.param))
-        elif ended is not None:
-            self.end(HeadraceError("replay_expired", "the log no longer holds this request's answer"))
-        else:
-            self.end(HeadraceError("deadline_exceeded", "no worker ended the request by its deadline"))
-        if self._owner:
-            self.record.cancelled = True
-            self._spawn(tell_cancelled(self._bus, self.request))
+        self._keeper.closed(self)
 
     def _count(self, tokens: Tokens) -> None:
         now = self._loop.time()
@@ -142,10 +148,10 @@ class Answer:
         """The terminal event with the gateway's own last span; one log line a request."""
         terminal = end.outcome
         assert not isinstance(terminal, HeadraceError), "the follower types every error"
-        marked = _marked(terminal, self._bus.clock.now_us())
+        marked = _marked(terminal, self._clock.now_us())
         self._finished = True
-        if not self.follow.ended_here or self.record.cancelled:  # else only this stream has ended, not the request
-            self.record.terminal = marked
+        if not self.follow.ended_here:  # else only this stream has ended, not the request
+            self.record.terminal = self.record.terminal or marked
         outcome = marked.code if isinstance(marked, Failed) else marked.reason
         self._metrics.end_to_end.observe(self._loop.time() - self._opened)
         self._metrics.endings.labels(outcome).inc()
@@ -158,11 +164,3 @@ def _marked(terminal: Terminal, now_us: int) -> Terminal:
     if isinstance(t, Finished):
         return Finished(t.epoch, t.index, t.reason, t.usage, timeline, t.passages, t.verdicts)
     return Failed(t.epoch, t.index, t.code, t.message, timeline, t.param, t.usage, t.verdicts)
-
-
-async def tell_cancelled(bus: Bus, request: str) -> None:
-    """Leaves the cancel mark, as well as the broker allows at this moment."""
-    try:
-        await bus.mark_cancelled(request)
-    except BusError as error:
-        log.warning("cancel_untold", request=request, error=str(error))

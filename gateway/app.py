@@ -24,12 +24,12 @@ from gateway import openai_api, requests_api
 from gateway.admission import Door
 from gateway.auth import is_loopback
 from gateway.responses import Endpoint, JsonResponse, guarded, on_http_exception
-from gateway.websocket_api import websocket
+from gateway.websocket_api import FRAME_BYTES_MAX, websocket
 from runtime import lifecycle
 from runtime.bus import Bus
 from runtime.nats_bus import NatsBus
 from runtime.settings import Settings
-from schemas.limits import BODY_BYTES_MAX
+from schemas.limits import GIVEN_UP_S, PAYLOAD_BYTES_MAX, SLOW_READER_S
 from schemas.subjects import Stage
 
 log = structlog.get_logger()
@@ -148,11 +148,24 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", 1) from error
     listener.setblocking(False)
+    if sys.platform == "linux":  # a peer that takes nothing for longer than our own patience is dropped by the kernel
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((SLOW_READER_S + 2 * GIVEN_UP_S) * 1000))
     return listener
+
+
+def check_broker(bus: Bus) -> None:
+    """StartError when the broker takes less than what a request may need."""
+    if bus.payload_bytes_max < PAYLOAD_BYTES_MAX:
+        raise StartError(
+            f"the broker takes messages of {bus.payload_bytes_max} bytes at most, and a request may need "
+            f"{PAYLOAD_BYTES_MAX}; set max_payload: {PAYLOAD_BYTES_MAX} in the broker's configuration",
+            2,
+        )
 
 
 async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event, on_ready: OnReady | None = None) -> None:
     """Serves until stop is set, then drains; on_ready gets the URL once requests are answered. StartError."""
+    check_broker(bus)
     listener = listen(settings.host, settings.port)
     app = create_app(settings, bus)
     door: Door = app.state.door
@@ -182,7 +195,7 @@ def _config(app: Starlette) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
-        ws_max_size=BODY_BYTES_MAX + 4096,  # a start frame is a body and its wrapping
+        ws_max_size=2 * FRAME_BYTES_MAX,  # beyond FRAME_BYTES_MAX a frame is refused by name, beyond this the socket closes
         ws_per_message_deflate=False,  # one token a frame: nothing to compress, and it costs more than all else
         timeout_graceful_shutdown=CLOSE_S,
         backlog=2048,

@@ -74,6 +74,16 @@ class Fleet:
                 cards[card.id] = card
         return [cards[name] for name in sorted(cards)]
 
+    def waiting(self) -> int:
+        """Requests that live engines hold in their own queues, as they tell."""
+        return sum(
+            int(value)
+            for presence in self.alive()
+            if presence.stage == "engine"
+            for gauge, value in presence.gauges.items()
+            if gauge.startswith("waiting")
+        )
+
     def missing(self, stages: tuple[Stage, ...], model: str | None = None) -> dict[Stage, str]:
         """Stages without a live, ready worker (for the engine: one with that model), each with the reason."""
         alive = self.alive()

@@ -6,18 +6,20 @@ Event-ID), then followed.
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import last_event
 from gateway.admission import Door, no_broker
 from gateway.answer import Answer, Piece
 from gateway.auth import Principal, authenticate
 from gateway.chunks import KEEPALIVE, error_body, timings_body, usage_body
 from gateway.openai_api import failure, watch_client
 from gateway.responses import EventStream, JsonResponse
-from gateway.resume import Record, Snapshot, locate, not_found, snapshot, state_of
+from gateway.resume import Record, Snapshot, locate, lost, snapshot, state_of
 from gateway.socket_frames import FrameWriter, error_frame
 from runtime.bus import BusUnavailable
 from schemas.errors import HeadraceError
@@ -26,14 +28,23 @@ from schemas.events import Failed, Finished, Tokens
 
 async def show(request: Request) -> Response:
     """GET /v1/requests/{id}: state, counts, and timings once it has ended."""
+    record, seen = await _known(request)
+    return JsonResponse(_state_body(record, seen))
+
+
+async def _known(request: Request) -> tuple[Record, Snapshot]:
+    """The request of this path as its owner may know it; HeadraceError not_found, or replay_expired when it is over."""
     door: Door = request.app.state.door
     principal, name = authenticate(request.headers), request.path_params["request"]
+    door.refuse_without_broker()
     try:
         record = await locate(door.bus, door.registry, principal, name)
         seen = await snapshot(door.bus, name)
     except BusUnavailable as error:
         raise no_broker(error) from error
-    return JsonResponse(_state_body(record, seen))
+    if seen.empty and record.terminal is None and lost(record, door.bus.clock.now_us()):
+        raise HeadraceError("replay_expired", f"the log no longer holds request {name}")
+    return record, seen
 
 
 def _state_body(record: Record, seen: Snapshot) -> dict[str, Any]:
@@ -42,9 +53,9 @@ def _state_body(record: Record, seen: Snapshot) -> dict[str, Any]:
         "id": record.request,
         "object": "headrace.request",
         "status": state_of(record, seen),
-        "model": record.model,
-        "created": record.created_s if record.model else None,
-        "tokens": max(seen.tokens, terminal.index if terminal else 0),
+        "model": record.ownership.model,
+        "created": record.ownership.created_us // 1_000_000,
+        "tokens": max(seen.end, terminal.index if terminal else 0),
         "finish_reason": terminal.reason if isinstance(terminal, Finished) else None,
         "usage": usage_body(terminal.usage) if terminal and terminal.usage else None,
         "error": None,
@@ -58,14 +69,10 @@ def _state_body(record: Record, seen: Snapshot) -> dict[str, Any]:
 async def cancel(request: Request) -> Response:
     """DELETE /v1/requests/{id}: stops it everywhere; a request that has ended stays as it is."""
     door: Door = request.app.state.door
-    principal, name = authenticate(request.headers), request.path_params["request"]
-    record = door.registry.find(principal, name)
-    if record is None:
-        raise not_found(name)
-    if record.terminal is None:
-        await door.cancel(record)
-    state = state_of(record, Snapshot(0, record.terminal))
-    return JsonResponse({"id": name, "object": "headrace.request", "status": state})
+    record, seen = await _known(request)
+    if record.terminal is None and seen.terminal is None:
+        seen = replace(seen, terminal=await (await door.cancel(record)))
+    return JsonResponse(_state_body(record, seen))
 
 
 async def events(request: Request) -> Response:
@@ -74,6 +81,7 @@ async def events(request: Request) -> Response:
     principal: Principal = authenticate(request.headers)
     name = request.path_params["request"]
     answer = await door.resume(principal, name, _start(request, name))
+    request.state.request_id = name
     watch = watch_client(request.receive, answer)
 
     async def close() -> None:
@@ -85,28 +93,24 @@ async def events(request: Request) -> Response:
     except BaseException:
         await close()
         raise
-    if first and isinstance(first[0], Failed) and first[0].code == "replay_expired":
+    if first and isinstance(first[0], Failed) and answer.follow.ended_here:
         await close()
         return failure(answer, first[0])
     fault = error_frame(HeadraceError("internal", "the gateway failed in the middle"), None, name)
     frames = _frames(answer, first, door.settings.keepalive_s)
-    stream = EventStream(frames, f"data: {fault}\n\n".encode(), close)
-    stream.headers["X-Request-Id"] = name
-    return stream
+    return EventStream(frames, f"data: {fault}\n\n".encode(), close, answer.too_slow)
 
 
 def _start(request: Request, name: str) -> int:
     """The first token wanted: `from`, or what Last-Event-ID says, or 0."""
-    last = request.headers.get("last-event-id", "")
-    param = "Last-Event-ID" if last else "from"
-    text = last.removeprefix(f"{name}:") if last else request.query_params.get("from", "0")
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise HeadraceError("invalid_value", f"{param}: a token index is wanted, got {text[:64]!r}", param)
-    return int(text)
+    last = request.headers.get(last_event.HEADER)
+    if last:
+        return last_event.token_index(last.removeprefix(f"{name}:"), last_event.HEADER)
+    return last_event.token_index(request.query_params.get("from", "0"), "from")
 
 
 async def _frames(answer: Answer, first: list[Piece], keepalive_s: float) -> AsyncIterator[bytes]:
-    writer = FrameWriter(answer.request, None, answer.record.timings)
+    writer = FrameWriter(answer.request, None, answer.record.ownership.timings)
     pieces = first
     while True:
         parts = [] if pieces else [KEEPALIVE]

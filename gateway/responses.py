@@ -3,6 +3,7 @@
 Every route goes through guarded(): a typed error becomes its status, anything else is ours: logged, and answered 500.
 """
 
+import asyncio
 import json
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,16 +13,17 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.admission import Door
 from gateway.chunks import error_body
+from schemas import limits
 from schemas.errors import HeadraceError
 from schemas.subjects import new_request_id
 
 log = structlog.get_logger()
 
-RETRY_AFTER_S = {"overloaded": "1", "stage_unavailable": "2", "shutting_down": "2", "queue_timeout": "2"}
+RETRIED = (429, 503)  # statuses that carry Retry-After
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -33,37 +35,62 @@ class JsonResponse(Response):
         super().__init__(json.dumps(body).encode(), status, headers, "application/json")
 
 
-def error_response(error: HeadraceError, part: dict[str, Any] | None = None) -> JsonResponse:
+class ErrorResponse(JsonResponse):
+    """A typed error; the guard adds Retry-After."""
+
+    def __init__(self, error: HeadraceError, part: dict[str, Any]) -> None:
+        super().__init__(error_body(error) | part, error.meaning.status)
+        self.code = error.code
+
+
+def error_response(error: HeadraceError, part: dict[str, Any] | None = None) -> ErrorResponse:
     """A typed error as an HTTP answer; part is our `headrace` part, if there is any."""
-    retry = RETRY_AFTER_S.get(error.code)
-    headers = {"Retry-After": retry} if retry else None
-    return JsonResponse(error_body(error) | (part or {}), error.meaning.status, headers)
+    return ErrorResponse(error, part or {})
 
 
 class EventStream(Response):
     """Server-sent events, sent as they come. close is awaited however the stream ends.
 
-    fault is what a client gets when we fail in the middle: no stream ends silently.
+    fault is what a client gets when we fail in the middle: no stream ends silently. too_slow is called when the client
+    takes nothing for SLOW_READER_S; parts then says so and ends, and the client has GIVEN_UP_S to read on.
     """
 
-    def __init__(self, parts: AsyncIterator[bytes], fault: bytes, close: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        fault: bytes,
+        close: Callable[[], Awaitable[None]],
+        too_slow: Callable[[], None],
+    ) -> None:
         super().__init__(None, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, "text/event-stream")
         del self.headers["content-length"]
         self._parts = parts
         self._fault = fault
         self._close = close
+        self._too_slow = too_slow
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends headers, every part, and the end."""
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for part in self._parts_or_fault():
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except OSError:  # the client is gone; whoever watches it has cancelled the request
+                await self._deliver(send, {"type": "http.response.body", "body": part, "more_body": True})
+            await self._deliver(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:  # the client is gone, or reads nothing; whoever watches it has cancelled the request
             log.debug("stream_unsent")
         finally:
             await self._close()
+
+    async def _deliver(self, send: Send, message: Message) -> None:
+        """Waits for room in the client's bounded buffer, not for ever: TimeoutError, which is an OSError."""
+        try:
+            async with asyncio.timeout(limits.SLOW_READER_S):
+                await send(message)
+                return
+        except TimeoutError:
+            self._too_slow()
+        async with asyncio.timeout(limits.GIVEN_UP_S):
+            await send(message)
 
     async def _parts_or_fault(self) -> AsyncIterator[bytes]:
         try:
@@ -88,6 +115,8 @@ def guarded(route: str, endpoint: Endpoint) -> Endpoint:
         response = await _answered(endpoint, request)
         response.headers.setdefault("X-Request-Id", request_id(request))
         door: Door = request.app.state.door
+        if isinstance(response, ErrorResponse) and response.status_code in RETRIED:
+            response.headers["Retry-After"] = str(door.retry_after_s(response.code))
         door.metrics.requests.labels(route, str(response.status_code)).inc()
         return response
 

@@ -1,21 +1,21 @@
 """What a gateway remembers of requests, and what it can tell of any request from its log.
 
-The log (hr.reply.<id>) is the truth on what was answered; the registry only adds what the log cannot hold: whose it
-is, that it was asked at all, and who reads it here. Which tenant owns a request that another gateway took is asked of
-owner_of: with one tenant everything in the log is that tenant's.
+The log (hr.reply.<id>) is the truth on what was answered, the ownership record on whose it is; the registry only adds
+who reads it here.
 """
 
-import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from gateway import ownership
 from gateway.auth import Principal
+from gateway.ownership import Ownership
 from runtime.bus import Bus
-from runtime.sequencer import Deliver, End, Sequencer
 from schemas import events, subjects
 from schemas.errors import HeadraceError
-from schemas.events import Failed, Terminal
+from schemas.events import Failed, Terminal, Tokens
+from schemas.limits import LOG_AGE_S
 from schemas.timeline import Timeline
 
 RECORDS_MAX = 10_000
@@ -24,7 +24,9 @@ State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
 
 class Reader(Protocol):
-    """Somebody who follows a request here."""
+    """Somebody who follows a request here. gone: its client went away."""
+
+    gone: bool
 
     def end(self, error: HeadraceError) -> None:
         """Ends the stream at once."""
@@ -33,27 +35,50 @@ class Reader(Protocol):
 
 @dataclass(slots=True)
 class Record:
-    """One request as this gateway knows it. model and deadline_us are None for one that another gateway took."""
+    """One request as this gateway knows it.
 
-    request: str
-    tenant: str
-    timeline: Timeline
-    model: str | None = None
-    deadline_us: int | None = None
-    on_disconnect: Literal["cancel", "keep"] = "cancel"
-    timings: bool = True
-    created_s: int = field(default_factory=lambda: int(time.time()))
+    taken_here: this gateway queued it first, so the last reader who leaves here is the one whose going may cancel it.
+    """
+
+    ownership: Ownership
+    taken_here: bool
     cancelled: bool = False
-    terminal: Terminal | None = None  # as the client got it
+    terminal: Terminal | None = None  # as the log or a client here got it
     readers: set[Reader] = field(default_factory=set)
+
+    @property
+    def request(self) -> str:
+        """The request's id."""
+        return self.ownership.request
+
+    @property
+    def timeline(self) -> Timeline:
+        """What is known of the time without the log: when it began."""
+        return Timeline(self.ownership.created_us)
+
+    def read_by_others(self, reader: Reader) -> bool:
+        """Whether somebody else here still follows it."""
+        return any(other is not reader and not other.gone for other in self.readers)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A request as its log shows it: tokens so far, and how it ended if it has."""
+    """A request as its log shows it: tokens [first, end) (first None: none), and how it ended if it has."""
 
-    tokens: int
+    first: int | None
+    end: int
     terminal: Terminal | None
+
+    @property
+    def empty(self) -> bool:
+        """Whether the log holds nothing at all."""
+        return self.first is None and self.terminal is None
+
+    def lacks(self, start: int) -> bool:
+        """Whether token start was published and is not there any more."""
+        if self.first is not None:
+            return self.first > start
+        return self.terminal is not None and self.terminal.index > start
 
 
 class Registry:
@@ -75,25 +100,29 @@ class Registry:
             else:
                 del self._records[oldest]
 
-    def find(self, principal: Principal, request: str) -> Record | None:
-        """The request, if this gateway knows it and it is theirs."""
-        record = self._records.get(request)
-        return record if record is not None and record.tenant == principal.tenant else None
+    def remove(self, record: Record) -> None:
+        """Forgets a request that was not taken after all."""
+        self._records.pop(record.request, None)
+
+    def get(self, request: str) -> Record | None:
+        """The request, if this gateway knows it."""
+        return self._records.get(request)
 
 
 async def locate(bus: Bus, registry: Registry, principal: Principal, request: str) -> Record:
-    """The record of a request that is here or in the log; HeadraceError not_found when it is neither, or not theirs."""
-    record = registry.find(principal, request)
-    if record is not None:
-        return record
-    if not subjects.is_request_id(request) or await owner_of(bus, request) != principal.tenant:
+    """The record of a request, whichever gateway took it; HeadraceError not_found unless it is theirs. BusUnavailable."""
+    record = registry.get(request)
+    if record is None:
+        found = await ownership.read(bus, request)
+        if found is None or found.tenant != principal.tenant:
+            raise not_found(request)
+        record = registry.get(request)  # somebody may have been quicker
+        if record is None:
+            record = Record(found, taken_here=False)
+            registry.add(record)
+    if record.ownership.tenant != principal.tenant:
         raise not_found(request)
-    return Record(request, principal.tenant, Timeline(0))
-
-
-async def owner_of(bus: Bus, request: str) -> str | None:
-    """The tenant of a request that this gateway did not take; None when nobody knows the request."""
-    return "default" if await bus.read_log(subjects.reply(request)) else None
+    return record
 
 
 def not_found(request: str) -> HeadraceError:
@@ -102,24 +131,43 @@ def not_found(request: str) -> HeadraceError:
 
 
 async def snapshot(bus: Bus, request: str) -> Snapshot:
-    """What the log holds of a request now."""
-    sequencer = Sequencer()
-    terminal: Terminal | None = None
-    tokens = 0
+    """What the log holds of a request now. BusUnavailable."""
+    first: int | None = None
+    end = epoch = 0
     for message in await bus.read_log(subjects.reply(request)):
-        for action in sequencer.take_log(events.decode(message.data)):
-            if isinstance(action, Deliver):
-                tokens = action.tokens.end
-            elif isinstance(action, End) and not isinstance(action.outcome, HeadraceError):
-                terminal = action.outcome
-    return Snapshot(tokens, terminal)
+        event = events.decode(message.data)
+        if event.epoch < epoch:
+            continue
+        epoch = event.epoch
+        if not isinstance(event, Tokens):
+            return Snapshot(first, end, event)
+        first = event.index if first is None else min(first, event.index)
+        end = max(end, event.end)
+    return Snapshot(first, end, None)
+
+
+def refuse_unless_held(record: Record, seen: Snapshot, start: int, now_us: int) -> None:
+    """HeadraceError replay_expired when the log has lost what was asked for, invalid_value when it never will be there."""
+    ended = record.terminal or seen.terminal
+    if ended is not None and start > ended.index:
+        raise HeadraceError("invalid_value", f"from: the answer has {ended.index} tokens, token {start} is none", "from")
+    if seen.lacks(start) or (seen.empty and lost(record, now_us)):
+        message = f"the log no longer holds token {start} of request {record.request}"
+        raise HeadraceError("replay_expired", message)
+
+
+def lost(record: Record, now_us: int) -> bool:
+    """Whether a log that holds nothing once held this request's answer."""
+    if record.terminal is not None:
+        return True
+    return now_us > max(record.ownership.deadline_us, record.ownership.created_us + int(LOG_AGE_S * 1e6))
 
 
 def state_of(record: Record, seen: Snapshot) -> State:
     """The one word for where a request is."""
     terminal = record.terminal or seen.terminal
     if terminal is None:
-        return "cancelled" if record.cancelled else "running" if seen.tokens else "queued"
+        return "cancelled" if record.cancelled else "running" if seen.end else "queued"
     if isinstance(terminal, Failed):
         return "cancelled" if terminal.code == "cancelled" else "failed"
     return "completed"

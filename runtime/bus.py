@@ -38,6 +38,14 @@ class Message:
     sequence: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a bucket holds under a key; revision grows with every change."""
+
+    data: bytes
+    revision: int
+
+
 class Subscription(Protocol):
     """A live subscription."""
 
@@ -102,6 +110,11 @@ class Bus(Protocol):
         """Whether the connection stands at this moment."""
         ...
 
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest message that the broker takes."""
+        ...
+
     async def publish(self, subject: str, data: bytes) -> None:
         """Core publish: no confirmation."""
         ...
@@ -128,6 +141,21 @@ class Bus(Protocol):
 
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """Calls back after every reconnect, once streams are checked: the logs may have lost things. Returns what stops it."""
+        ...
+
+    async def kv_create(self, bucket: str, key: str, data: bytes) -> bool:
+        """Puts data under a key that nobody has put; of several at once one succeeds. BusUnavailable or BusRefused.
+
+        False when the key is there, which an earlier try of this very call may have put (its confirmation was lost).
+        """
+        ...
+
+    async def kv_update(self, bucket: str, key: str, data: bytes, revision: int) -> bool:
+        """Puts data in place of that revision; False when it is no longer the newest. BusUnavailable or BusRefused."""
+        ...
+
+    async def kv_get(self, bucket: str, key: str) -> Entry | None:
+        """What is under the key; None when there is nothing. BusUnavailable."""
         ...
 
     async def mark_cancelled(self, request: str) -> None:

@@ -22,7 +22,7 @@ from nats.js.errors import APIError, KeyNotFoundError, NoStreamResponseError, No
 from nats.js.kv import KeyValue
 
 from runtime import streams
-from runtime.bus import BusError, BusRefused, BusUnavailable, Message, OnDelivery, OnMessage
+from runtime.bus import BusError, BusRefused, BusUnavailable, Entry, Message, OnDelivery, OnMessage
 from runtime.clock import BrokerClock
 from schemas import events, limits, subjects
 
@@ -37,12 +37,17 @@ CONFIRM_TIMEOUT_S = 2.0
 CONFIRM_TRIES = 4
 READ_TIMEOUT_S = 1.0
 LOG_BATCH = 512
+WRONG_LAST_SEQUENCE = 10071  # the broker's error code
 CLOCK_S = 30.0
 
 
 def backoff_s(failures: int, base: float = 0.05, most: float = 2.0) -> float:
     """Seconds to wait after that many failures in a row (from 1): doubling, capped, with full jitter above a half."""
     return min(most, base * 2.0 ** (failures - 1)) * (0.5 + random.random() / 2)
+
+
+class _Changed(Exception):
+    """A key has another revision than the one that was to be replaced."""
 
 
 class NatsDelivery:
@@ -245,6 +250,11 @@ class NatsBus:
         """Whether the connection stands at this moment."""
         return bool(self.client.is_connected)
 
+    @property
+    def payload_bytes_max(self) -> int:
+        """The largest message that the broker takes."""
+        return int(self.client.max_payload)
+
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -309,12 +319,17 @@ class NatsBus:
 
     async def publish_confirmed(self, subject: str, data: bytes, message_id: str) -> None:
         """Publishes to a stream and waits until it is stored; tried again under the same message id, so stored once."""
+        await self._publish_patiently(subject, data, {"Nats-Msg-Id": message_id})
+
+    async def _publish_patiently(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
         failures = 0
         while True:
             try:
-                await self._js.publish(subject, data, headers={"Nats-Msg-Id": message_id}, timeout=CONFIRM_TIMEOUT_S)
+                await self._js.publish(subject, data, headers=headers, timeout=CONFIRM_TIMEOUT_S)
                 return
             except APIError as error:
+                if error.err_code == WRONG_LAST_SEQUENCE:
+                    raise _Changed from error
                 raise BusRefused(f"the broker refuses {subject}: {error.description}") from error
             except (TimeoutError, NoStreamResponseError, NoRespondersError, NatsTimeout, Error) as error:
                 failures += 1
@@ -410,6 +425,26 @@ class NatsBus:
         """The dead letters, oldest first."""
         letters, _ = await self._patiently(lambda: self._read_batch(subjects.DEAD_STREAM, subjects.DEAD_ALL, after))
         return letters
+
+    async def kv_create(self, bucket: str, key: str, data: bytes) -> bool:
+        """Puts data under a new key, atomically; False when it is there."""
+        return await self.kv_update(bucket, key, data, 0)
+
+    async def kv_update(self, bucket: str, key: str, data: bytes, revision: int) -> bool:
+        """Puts data in place of that revision, atomically; False when it is no longer the newest."""
+        try:
+            await self._publish_patiently(f"$KV.{bucket}.{key}", data, {"Nats-Expected-Last-Subject-Sequence": str(revision)})
+        except _Changed:
+            return False
+        return True
+
+    async def kv_get(self, bucket: str, key: str) -> Entry | None:
+        """What is under the key; None when there is nothing."""
+        found, _ = await self._patiently(lambda: self._read_batch(f"KV_{bucket}", f"$KV.{bucket}.{key}", 0))
+        if not found:
+            return None
+        assert found[-1].sequence is not None, "what a stream holds has a sequence"
+        return Entry(found[-1].data, found[-1].sequence)
 
     async def mark_cancelled(self, request: str) -> None:
         """Leaves the mark first, then tells everybody: whoever dequeues between the two sees the mark."""

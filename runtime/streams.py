@@ -65,20 +65,27 @@ def _streams(log_bytes: int) -> list[api.StreamConfig]:
     ]
 
 
+def _buckets() -> list[api.KeyValueConfig]:
+    common: dict[str, Any] = {"storage": api.StorageType.FILE, "direct": True}
+    requests: dict[str, Any] = {"ttl": limits.REQUEST_RECORD_S, "max_bytes": limits.REQUEST_BYTES_MAX}
+    return [
+        api.KeyValueConfig(bucket=subjects.CANCEL_BUCKET, ttl=limits.CANCEL_MARK_S, **common),
+        api.KeyValueConfig(bucket=subjects.REQUEST_BUCKET, **requests, **common),
+        api.KeyValueConfig(bucket=subjects.IDEMPOTENCY_BUCKET, **requests, **common),
+    ]
+
+
 async def declare(js: JetStreamContext, log_bytes: int) -> None:
     """Makes every stream and bucket, or updates one that differs from what is stated here."""
     for wanted in _streams(log_bytes):
         await _declare_stream(js, wanted)
-    try:
-        await js.create_key_value(
-            api.KeyValueConfig(
-                bucket=subjects.CANCEL_BUCKET, ttl=limits.CANCEL_MARK_S, storage=api.StorageType.FILE, direct=True
-            )
-        )
-    except APIError as error:
-        if error.err_code != 10058:  # the bucket is there with another configuration
-            raise
-        log.warning("drift", bucket=subjects.CANCEL_BUCKET, error=str(error))
+    for bucket in _buckets():
+        try:
+            await js.create_key_value(bucket)
+        except APIError as error:
+            if error.err_code != 10058:  # the bucket is there with another configuration
+                raise
+            log.warning("drift", bucket=bucket.bucket, error=str(error))
 
 
 async def _declare_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:

@@ -16,12 +16,13 @@ RequestId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class Start(Closed):
-    """Ask for an answer; body is what the HTTP route of that kind takes."""
+    """Ask for an answer; body is what the HTTP route of that kind takes, idempotency_key what its Idempotency-Key header is."""
 
     type: Literal["start"]
     id: ClientId
     kind: Literal["chat", "completion"]
     body: dict[str, Any]
+    idempotency_key: str | None = None
 
 
 class Cancel(Closed):

@@ -12,6 +12,7 @@ PASSAGE_CHARS_MAX = 2_000
 COLLECTION_CHARS_MAX = 64
 DEADLINE_MS_MAX = 3_600_000
 TOKENS_PER_REQUEST_MAX = 1_000_000
+IDEMPOTENCY_KEY_CHARS_MAX = 255
 
 # What the broker carries. A message is one msgpack body behind a version byte. Text costs at most twice
 # its JSON bytes once it is parsed and packed, and retrieval adds at most its passages.
@@ -46,8 +47,17 @@ DEAD_BYTES_MAX = 256 * 1024 * 1024
 # A cancel mark outlives the longest wait in a queue (seconds).
 CANCEL_MARK_S = DEADLINE_MS_MAX / 1000 + 60
 
+# Whose a request is, and which one an Idempotency-Key stands for: known for as long as anything of it can be (seconds, bytes).
+REQUEST_RECORD_S = DEADLINE_MS_MAX / 1000 + LOG_AGE_S + 60
+REQUEST_BYTES_MAX = 512 * 1024 * 1024
+
+# A client that takes nothing for this long (seconds) loses its stream, and after as long again its connection.
+SLOW_READER_S = 30.0
+GIVEN_UP_S = 30.0
+
 assert 2 * BODY_BYTES_MAX + TOP_K_PASSAGES_MAX * PASSAGE_CHARS_MAX * 4 < PAYLOAD_BYTES_MAX
 assert DEADLINE_MS_MAX / 1000 < WORK_AGE_S
+assert DEADLINE_MS_MAX / 1000 + LOG_AGE_S < REQUEST_RECORD_S
 assert 3 * BEAT_S < ACK_WAIT_S
 assert 3 * PRESENCE_S < PRESENCE_TIMEOUT_S
 assert ATTEMPTS_MAX < DELIVERIES_MAX

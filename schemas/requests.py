@@ -7,6 +7,7 @@ them.
 """
 
 import difflib
+import re
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -284,6 +285,17 @@ class CompletionRequest(GenerationRequest):
     def tokens_max(self) -> int | None:
         """The bound on tokens of the answer."""
         return self.max_tokens
+
+
+_KEY = re.compile(rf"[\x21-\x7e]{{1,{limits.IDEMPOTENCY_KEY_CHARS_MAX}}}")
+
+
+def checked_idempotency_key(key: str, param: str) -> str:
+    """The key itself; HeadraceError invalid_value unless it is 1 to 255 visible ASCII characters."""
+    if not _KEY.fullmatch(key):
+        message = f"{param}: must be 1 to {limits.IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters"
+        raise HeadraceError("invalid_value", message, param)
+    return key
 
 
 Asked = TypeVar("Asked", bound=BaseModel)

@@ -10,6 +10,10 @@
     hr.ctl.alive.<stage>.<worker>        broadcast: a worker says that it is there, and how it is
     hr.ctl.rollcall                      broadcast: everybody say that you are there
 
+    bucket hr_cancel                     <request>: it was cancelled
+    bucket hr_request                    <request>: whose it is and how it was asked
+    bucket hr_idempotency                <digest of tenant and key>: the request that a key stands for
+
 Names from outside never become subject tokens raw: request ids are ours, models map to checked slugs.
 """
 
@@ -30,6 +34,8 @@ REPLY_STREAM = "HR_REPLY"
 END_STREAM = "HR_END"
 DEAD_STREAM = "HR_DEAD"
 CANCEL_BUCKET = "hr_cancel"
+REQUEST_BUCKET = "hr_request"
+IDEMPOTENCY_BUCKET = "hr_idempotency"
 
 WORK_ALL = "hr.work.>"
 RAW_ALL = "hr.raw.*"
@@ -105,6 +111,11 @@ def cancel(request_id: str) -> str:
 def alive(stage: Stage, worker_id: str) -> str:
     """Broadcast by which a worker says that it is there."""
     return f"hr.ctl.alive.{stage}.{worker_id}"
+
+
+def idempotency(tenant: str, key: str) -> str:
+    """The bucket key of a tenant's Idempotency-Key."""
+    return hashlib.sha256(f"{tenant}\n{key}".encode(errors="surrogatepass")).hexdigest()
 
 
 def last_token(subject: str) -> str:

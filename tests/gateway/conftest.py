@@ -1,8 +1,11 @@
-"""A whole gateway on a real broker, with a fake engine behind it."""
+"""A whole gateway on a real broker, with a fake engine behind it; where one gateway is not enough, two."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,50 @@ import pytest
 from gateway.app import serve
 from runtime.nats_bus import NatsBus
 from runtime.settings import Settings
+from schemas import events, subjects
+from schemas.events import Terminal, Tokens
 from tests.gateway.fake_engine import FakeEngine
 from tests.support.broker import NatsServer
+
+MEMORY = Path("/dev/shm")  # a file system without a disk, where there is one: what is tested here is no fsync
+
+
+@pytest.fixture
+def broker() -> Iterator[NatsServer]:
+    """A real nats-server with a store of its own."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as home:
+        server = NatsServer(Path(home) / "broker")
+        server.start()
+        yield server
+        server.kill()
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine here minds a deadline: nothing is gained by waiting for its word."""
+    monkeypatch.setattr("gateway.endings.DEADLINE_GRACE_S", 0.1)
+
+
+class _Brisk:
+    """asyncio for uvicorn's server, which looks every 0.1 s whether it should stop: a third of this suite's time."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleeps, shortly."""
+        await asyncio.sleep(seconds / 20)
+
+
+@pytest.fixture(autouse=True)
+def _brisk_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uvicorn.server.asyncio", _Brisk())
+
+
+@pytest.fixture
+def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test in which nobody is left to answer a cancel."""
+    monkeypatch.setattr("gateway.endings.CANCEL_GRACE_S", 0.1)
 
 
 def settings(broker: NatsServer, **changes: Any) -> Settings:
@@ -49,6 +94,31 @@ async def unready_gateway(values: Settings, bus: NatsBus) -> AsyncIterator[httpx
             yield client
 
 
+GATEWAY = "\n".join(
+    (
+        "import sys",
+        "from gateway.app import run",
+        "from runtime.settings import Settings",
+        "sys.exit(run(Settings.load(port=0), lambda url: print(url, flush=True)))",
+    )
+)
+
+
+@contextlib.asynccontextmanager
+async def gateway_process(broker: NatsServer) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A gateway in a process of its own, killed at the end; the first line that it prints is its URL."""
+    environment = {"HEADRACE_NATS_URL": broker.url, "HEADRACE_RAILS_OUTPUT": "{}", "HEADRACE_LOG_LEVEL": "error"}
+    command = (sys.executable, "-c", GATEWAY)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=pipe)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
 async def _until_ready(url: str) -> None:
     async with httpx.AsyncClient() as client:
         for _ in range(1000):
@@ -80,3 +150,27 @@ async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client of the gateway."""
     async with httpx.AsyncClient(base_url=gateway_url, timeout=20) as client:
         yield client
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two gateways on one broker, each on a connection of its own, and a client of each."""
+
+    a: httpx.AsyncClient
+    b: httpx.AsyncClient
+
+
+@pytest.fixture
+async def pair(broker: NatsServer, gateway_url: str, http: httpx.AsyncClient) -> AsyncIterator[Pair]:
+    """The ready gateway as a, and another one as b."""
+    bus = await NatsBus.connect(broker.url, "gateway-b")
+    async with running_gateway(settings(broker), bus) as url:
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            yield Pair(http, client)
+    await bus.close()
+
+
+async def terminals(bus: NatsBus, request: str) -> list[Terminal]:
+    """Every terminal event in the log of a request."""
+    found = [events.decode(message.data) for message in await bus.read_log(subjects.reply(request))]
+    return [event for event in found if not isinstance(event, Tokens)]

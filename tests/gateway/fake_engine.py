@@ -2,7 +2,7 @@
 it to.
 
 It is honest: it publishes the terminal event confirmed before it acknowledges, keeps index and epoch true, marks the
-timeline, and stops when a request is cancelled.
+timeline, and stops when a request is cancelled: with its last word, which has the usage so far.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from runtime.bus import Delivery, Message, Puller
 from runtime.nats_bus import NatsBus
+from runtime.publishing import Publisher
 from schemas import events, subjects
 from schemas.envelope import Envelope
 from schemas.events import Failed, Finished, Tokens, Usage, Verdict
@@ -27,7 +28,9 @@ class Job:
         self.envelope = envelope
         self.epoch = epoch
         self.index = 0
+        self.ended = False
         self.timeline = envelope.timeline
+        self.publisher = Publisher(bus, envelope.events_subject, epoch)
         self.mark("engine.queue")
 
     def mark(self, name: str) -> None:
@@ -36,7 +39,7 @@ class Job:
     async def say(self, *texts: str) -> None:
         """One token event."""
         event = Tokens(self.epoch, self.index, tuple(range(len(texts))), texts)
-        await self.bus.publish(self.envelope.events_subject, events.encode(event))
+        await self.publisher.tokens(event)
         self.index = event.end
 
     async def finish(self, reason: events.Reason = "stop", verdicts: tuple[Verdict, ...] = ()) -> None:
@@ -46,11 +49,13 @@ class Job:
 
     async def fail(self, code: str, message: str = "it went wrong") -> None:
         self.mark("engine.decode")
-        await self.publish(Failed(self.epoch, self.index, code, message, self.timeline))
+        usage = Usage(7, self.index, 3)
+        await self.publish(Failed(self.epoch, self.index, code, message, self.timeline, None, usage))
 
     async def publish(self, event: Finished | Failed) -> None:
-        request = self.envelope.request
-        await self.bus.publish_confirmed(self.envelope.events_subject, events.encode(event), f"{request}:end")
+        await self.publisher.end(event)
+        self.publisher.close()
+        self.ended = True
 
 
 Behaviour = Callable[[Job], Awaitable[None]]
@@ -85,6 +90,8 @@ class FakeEngine:
             slots=64,
             gauges={"waiting": 5, "kv_blocks_free": 100},
         )
+        self.deaf = False  # hears cancels, and heeds none: as an engine that died
+        self._told: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._pullers: list[Puller] = []
         self._room = asyncio.Event()
@@ -93,17 +100,21 @@ class FakeEngine:
 
     async def start(self) -> None:
         await self.bus.subscribe(subjects.CANCEL_ALL, self._on_cancel)
-        for priority in PRIORITIES:
-            subject = subjects.work("engine", self.model, priority)
-            consumer = subjects.work_consumer("engine", self.model, priority)
-            self._pullers.append(await self.bus.pull(subject, consumer, self._on_delivery, self._room.set))
-        self._asking = asyncio.create_task(self._ask())
+        await self._pull()
 
         async def on_rollcall(_: Message) -> None:
             await self.tell()
 
         await self.bus.subscribe(subjects.ROLLCALL, on_rollcall)
         await self.tell()
+
+    async def _pull(self) -> None:
+        for priority in PRIORITIES:
+            subject = subjects.work("engine", self.model, priority)
+            consumer = subjects.work_consumer("engine", self.model, priority)
+            self._pullers.append(await self.bus.pull(subject, consumer, self._on_delivery, self._room.set))
+        self._room.set()
+        self._asking = asyncio.create_task(self._ask())
 
     async def tell(self) -> None:
         await tell(self.bus, self.presence)
@@ -116,6 +127,18 @@ class FakeEngine:
             for puller in self._pullers:
                 await puller.ask(64 - puller.outstanding)
 
+    async def rest(self) -> None:
+        """Takes nothing more for now, though it says that it is there."""
+        assert self._asking is not None
+        self._asking.cancel()
+        for puller in self._pullers:
+            await puller.close()
+        self._pullers.clear()
+
+    async def work_again(self) -> None:
+        """Takes work again."""
+        await self._pull()
+
     async def stop(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
@@ -126,7 +149,8 @@ class FakeEngine:
     async def _on_cancel(self, message: Message) -> None:
         request = subjects.last_token(message.subject)
         self.cancelled.append(request)
-        if request in self._tasks:
+        if request in self._tasks and not self.deaf and request not in self._told:
+            self._told.add(request)
             self._tasks[request].cancel()
 
     async def _on_delivery(self, delivery: Delivery) -> None:
@@ -136,7 +160,15 @@ class FakeEngine:
         self._tasks[job.envelope.request] = asyncio.create_task(self._work(job, delivery))
 
     async def _work(self, job: Job, delivery: Delivery) -> None:
-        await self.behave(job)
+        try:
+            if not self.deaf and await self.bus.is_cancelled(job.envelope.request):
+                await job.fail("cancelled", "the request was cancelled")
+            else:
+                await self.behave(job)
+        except asyncio.CancelledError:
+            if job.envelope.request not in self._told:
+                raise
+            await job.fail("cancelled", "the request was cancelled")
         await delivery.ack()
 
 

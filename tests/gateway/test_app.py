@@ -10,12 +10,11 @@ import pytest
 import websockets
 
 from gateway.app import StartError, listen, run
-from gateway.auth import Principal
+from gateway.ownership import Ownership
 from gateway.resume import Record, Registry
 from runtime.nats_bus import NatsBus
 from runtime.settings import Settings
 from schemas.errors import HeadraceError
-from schemas.timeline import Timeline
 from tests.gateway.conftest import running_gateway, settings
 from tests.gateway.fake_engine import MODEL, FakeEngine, Job
 from tests.support.broker import NatsServer
@@ -48,20 +47,20 @@ def test_loopback_is_taken() -> None:
 
 def test_the_registry_forgets_the_oldest_that_nobody_reads() -> None:
     class Reader:
+        gone = False
+
         def end(self, error: HeadraceError) -> None: ...
 
-    registry, principal = Registry(records_max=2), Principal("default")
-    records = [Record(name, "default", Timeline(0)) for name in "abc"]
+    registry = Registry(records_max=2)
+    records = [Record(ownership(name), taken_here=True) for name in "abc"]
     records[0].readers.add(Reader())
     for record in records:
         registry.add(record)
-    assert [registry.find(principal, name) is not None for name in "abc"] == [True, False, True]
+    assert [registry.get(name) is not None for name in "abc"] == [True, False, True]
 
 
-def test_a_request_of_another_tenant_does_not_exist() -> None:
-    registry = Registry()
-    registry.add(Record("a", "default", Timeline(0)))
-    assert registry.find(Principal("other"), "a") is None
+def ownership(request: str) -> Ownership:
+    return Ownership(request, "default", MODEL, "chat", 0, 1, "", "cancel", False)
 
 
 @pytest.mark.anyio

@@ -5,7 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chunks import Chunks, Kind, timings_body
+from gateway.chunks import Chunks, timings_body
+from gateway.ownership import Kind, Ownership
 from gateway.socket_frames import FrameWriter
 from schemas.events import Tokens
 from schemas.frames import Token
@@ -14,9 +15,13 @@ from schemas.timeline import Timeline
 REQUEST = "ab" * 16
 
 
+def of(kind: Kind, model: str) -> Ownership:
+    return Ownership(REQUEST, "default", model, kind, 0, 1, "", "cancel", False)
+
+
 @given(st.text(min_size=1), st.sampled_from(["chat", "completion"]), st.booleans())
 def test_a_chunk_is_one_sse_event_with_its_text_whatever_the_text(text: str, kind: Kind, usage: bool) -> None:
-    chunk = Chunks(kind, REQUEST, 'a "model"\n', usage, False).tokens(Tokens(1, 4, (1, 2), (text, ""))).decode()
+    chunk = Chunks(of(kind, 'a "model"\n'), usage).tokens(Tokens(1, 4, (1, 2), (text, ""))).decode()
     first, second, *rest = chunk.split("\n")
     assert first == f"id: {REQUEST}:6"
     assert rest == ["", ""]
@@ -34,7 +39,7 @@ def test_a_token_frame_is_what_its_model_says(text: str, name: str) -> None:
 
 
 def test_tokens_without_text_are_no_chunk() -> None:
-    assert Chunks("chat", REQUEST, "m", False, False).tokens(Tokens(1, 0, (1,), ("",))) == b""
+    assert Chunks(of("chat", "m"), False).tokens(Tokens(1, 0, (1,), ("",))) == b""
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 10**9)), max_size=8))

@@ -157,23 +157,23 @@ async def test_the_envelope_holds_the_request(http: httpx.AsyncClient, engine: F
     assert envelope.deadline_us - envelope.timeline.start_us == 5_000_000
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("code", "status", "kind"),
-    [
-        ("context_length_exceeded", 400, "invalid_request_error"),
-        ("collection_not_found", 404, "invalid_request_error"),
-        ("deadline_exceeded", 504, "timeout"),
-        ("attempts_exhausted", 500, "server_error"),
-    ],
-)
-async def test_a_failure_before_the_first_token_is_a_status(
-    http: httpx.AsyncClient, engine: FakeEngine, code: str, status: int, kind: str, stream: bool
-) -> None:
-    engine.behave = lambda job: job.fail(code)
-    answer = await http.post("/v1/chat/completions", json=ASK | {"stream": stream})
-    assert answer.status_code == status
-    assert answer.json()["error"] == {"message": "it went wrong", "type": kind, "param": None, "code": code}
+async def test_a_failure_before_the_first_token_is_a_status(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+    failures = {
+        "context_length_exceeded": (400, "invalid_request_error"),
+        "collection_not_found": (404, "invalid_request_error"),
+        "deadline_exceeded": (504, "timeout"),
+        "attempts_exhausted": (500, "server_error"),
+    }
+
+    async def behave(job: Job) -> None:
+        await job.fail(list(failures)[(len(engine.jobs) - 1) // 2])
+
+    engine.behave = behave
+    for code, (status, kind) in failures.items():
+        for stream in (False, True):
+            answer = await http.post("/v1/chat/completions", json=ASK | {"stream": stream})
+            assert answer.status_code == status
+            assert answer.json()["error"] == {"message": "it went wrong", "type": kind, "param": None, "code": code}
 
 
 async def test_a_failure_after_a_token_comes_in_band(gateway_url: str, engine: FakeEngine) -> None:
@@ -215,7 +215,31 @@ async def test_a_silent_stream_is_kept_alive_by_comments(broker: NatsServer, bus
                 if text.count(": keepalive") >= 2:
                     silence.set()
     assert text.index('"role"') < text.index("late") < text.index("[DONE]")
-    assert text.index(": keepalive\n\n") < text.index("late")
+    assert text.index(": keepalive\n") < text.index("late")
+
+
+async def test_a_stock_client_survives_silence_after_its_first_text(
+    broker: NatsServer, bus: NatsBus, engine: FakeEngine
+) -> None:
+    """A keepalive must not end an event: after a chunk with an id, a stock client would take it for an event without data."""
+    kept_alive = asyncio.Event()
+
+    async def behave(job: Job) -> None:
+        await job.say("one ")
+        await kept_alive.wait()
+        await job.say("two")
+        await job.finish()
+
+    async def watch(request: httpx.Response) -> None:
+        asyncio.get_running_loop().call_later(0.3, kept_alive.set)
+
+    engine.behave = behave
+    async with running_gateway(settings(broker, keepalive_s=0.03), bus) as url:
+        hooks = httpx.AsyncClient(event_hooks={"response": [watch]})
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", http_client=hooks) as client:
+            stream = await client.chat.completions.create(**ASK, stream=True)  # type: ignore[call-overload]
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert text == "one two"
 
 
 @pytest.mark.parametrize("behave", [forever, silent])

@@ -61,6 +61,7 @@ async def test_a_model_that_nobody_has_is_404_and_the_known_ones_are_listed(http
     assert answer.json()["error"]["param"] == "model"
 
 
+@pytest.mark.usefixtures("nobody_answers")
 async def test_work_goes_to_the_first_stage_of_its_slip(broker: NatsServer, bus: NatsBus, engine: FakeEngine) -> None:
     """With rails on, nothing reaches the engine before the rails stage has passed it on."""
     taken: list[Envelope] = []

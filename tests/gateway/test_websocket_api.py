@@ -13,6 +13,7 @@ import httpx
 import pytest
 import websockets
 
+from schemas.limits import BODY_BYTES_MAX
 from tests.gateway.fake_engine import MODEL, FakeEngine, Job
 from tests.support.waiting import until
 
@@ -156,27 +157,26 @@ async def test_a_resumed_request_is_replayed_from_the_index_then_followed(gatewa
     assert engine.cancelled == []
 
 
-@pytest.mark.parametrize(
-    ("frame", "code"),
-    [
+async def test_a_wrong_frame_is_told_and_the_socket_goes_on(socket: Socket) -> None:
+    frames: tuple[tuple[Any, str], ...] = (
         ("{", "malformed_request"),
         (b"\x00", "malformed_request"),
         ("[]", "malformed_request"),
+        (" " * (BODY_BYTES_MAX + 4097), "payload_too_large"),
         ({"type": "launch"}, "invalid_value"),
         ({"type": "cancel", "id": "nobody"}, "not_found"),
         ({"type": "resume", "id": "r", "request": "0" * 32}, "not_found"),
         (start("s", body={}), "invalid_value"),
         (start("s", body=BODY | {"n": 2}), "invalid_value"),
         (start("s", body=BODY | {"model": "gpt-9"}), "model_not_found"),
-    ],
-)
-async def test_a_wrong_frame_is_told_and_the_socket_goes_on(socket: Socket, frame: Any, code: str) -> None:
-    await send(socket, frame)
-    error = await receive(socket)
-    assert (error["type"], error["code"]) == ("error", code)
-    assert error.get("id") == (frame.get("id") if isinstance(frame, dict) else None)
-    await send(socket, {"type": "ping"})
-    assert await receive(socket) == {"type": "pong"}
+    )
+    for frame, code in frames:
+        await send(socket, frame)
+        error = await receive(socket)
+        assert (error["type"], error["code"]) == ("error", code)
+        assert error.get("id") == (frame.get("id") if isinstance(frame, dict) else None)
+        await send(socket, {"type": "ping"})
+        assert await receive(socket) == {"type": "pong"}
 
 
 async def test_a_name_in_use_is_refused_without_ending_the_request_that_has_it(socket: Socket, engine: FakeEngine) -> None:

@@ -86,24 +86,28 @@ class GuardStage:
     async def _guard(self, work: Work, follow: Follow, publisher: Publisher) -> Terminal:
         """Publishes tokens as they become safe; the publisher leaves out those that an earlier attempt released."""
         rail = OutputRail(work.envelope.rails)
-        async for event in _events(follow):
+        stream = _events(follow)
+        async for event in stream:
             safe = rail.feed(event) if isinstance(event, Tokens) else rail.close(event.epoch)
             for tokens in safe:
                 await publisher.tokens(tokens)
                 work.index = tokens.end
             if rail.blocked is not None:
-                last = event if not isinstance(event, Tokens) else await self._stop_engine(work, follow)
+                last = event if not isinstance(event, Tokens) else await self._stop_engine(work, stream)
                 return self._blocked(work, rail, last)
             if not isinstance(event, Tokens):
                 return self._ended(work, rail, event)
         raise AssertionError("a stream ends with a terminal event")
 
-    async def _stop_engine(self, work: Work, follow: Follow) -> Terminal | None:
-        """Tells the engine to stop and waits a moment for its last word, which has the usage and the timings."""
+    async def _stop_engine(self, work: Work, stream: AsyncIterator[Tokens | Terminal]) -> Terminal | None:
+        """Tells the engine to stop and waits a moment for its last word, which has the usage and the timings.
+
+        The stream is the one that was read so far: its last word may have come with the token that was blocked.
+        """
         await self._bus.publish(subjects.cancel(work.request), b"engine")
         try:
             async with asyncio.timeout(LAST_WORD_S):
-                async for event in _events(follow):
+                async for event in stream:
                     if not isinstance(event, Tokens):
                         return event
         except TimeoutError:

@@ -1,0 +1,155 @@
+"""Every accepted request has exactly one terminal event in its log, whoever cancels it where, and whoever is left to
+say so.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+
+from runtime.nats_bus import NatsBus
+from schemas import subjects
+from schemas.events import Failed, Usage
+from tests.gateway.conftest import Pair, terminals
+from tests.gateway.fake_engine import MODEL, FakeEngine, Job, silent
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+STREAM = ASK | {"stream": True}
+ROUTE = "/v1/chat/completions"
+
+
+async def say_two_and_wait(job: Job) -> None:
+    await job.say("one")
+    await job.say("two")
+    await asyncio.Event().wait()
+
+
+async def asked(client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any]) -> tuple[asyncio.Task[Any], str]:
+    """A call that runs, and its request."""
+    count = len(engine.jobs)
+    task = asyncio.create_task(client.post(ROUTE, json=body))
+    await until(lambda: len(engine.jobs) > count, "the engine has it")
+    return task, engine.jobs[-1].envelope.request
+
+
+async def only_terminal(bus: NatsBus, request: str) -> Failed:
+    found = await terminals(bus, request)
+    assert len(found) == 1, found
+    assert isinstance(found[0], Failed)
+    return found[0]
+
+
+async def test_delete_at_another_gateway_ends_the_stream_here_and_no_other(
+    pair: Pair, engine: FakeEngine, bus: NatsBus
+) -> None:
+    engine.behave = say_two_and_wait
+    asking, request = await asked(pair.a, engine, STREAM)
+    other, kept = await asked(pair.a, engine, STREAM)
+    await until(lambda: engine.jobs[0].index == 2, "both tokens are said")
+    deleted = (await pair.b.delete(f"/v1/requests/{request}")).json()
+    text = (await asking).text
+    assert (deleted["status"], deleted["tokens"], deleted["usage"]["completion_tokens"]) == ("cancelled", 2, 2)
+    assert '"one"' in text
+    assert '"two"' in text
+    assert text.index('"two"') < text.index('"code": "cancelled"') < text.index("[DONE]")
+    assert engine.cancelled == [request]
+    assert (await only_terminal(bus, request)).usage == Usage(7, 2, 3)
+    assert not other.done()
+    await pair.b.delete(f"/v1/requests/{kept}")
+    await other
+
+
+@pytest.mark.usefixtures("nobody_answers")
+async def test_a_request_that_no_worker_has_seen_is_cancelled_in_its_queue(
+    pair: Pair, engine: FakeEngine, bus: NatsBus
+) -> None:
+    """The gateway writes the end; the engine that takes the work later finds the mark, and says it in vain."""
+    await engine.rest()
+    asking = asyncio.create_task(pair.a.post(ROUTE, json=ASK))
+    while "in_flight_requests 1.0" not in (await pair.a.get("/metrics")).text:
+        pass
+    [request] = await requests_known(bus)
+    deleted = await pair.b.delete(f"/v1/requests/{request}")
+    answer = await asking
+    assert (deleted.status_code, deleted.json()["status"]) == (200, "cancelled")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (499, "cancelled")
+    assert (await only_terminal(bus, request)).usage == Usage(0, 0)
+    await engine.work_again()
+    await until(lambda: len(engine.jobs) == 1, "the engine takes it")
+    await until(lambda: engine.jobs[0].ended, "the engine has had its say")
+    assert engine.jobs[0].index == 0
+    await only_terminal(bus, request)
+
+
+async def requests_known(bus: NatsBus) -> list[str]:
+    bucket = await bus.client.jetstream().key_value(subjects.REQUEST_BUCKET)
+    return await bucket.keys()
+
+
+@pytest.mark.usefixtures("nobody_answers")
+async def test_when_the_engine_is_dead_the_cancelling_gateway_says_what_was_sent(
+    pair: Pair, engine: FakeEngine, bus: NatsBus
+) -> None:
+    engine.behave, engine.deaf = say_two_and_wait, True
+    asking, request = await asked(pair.a, engine, STREAM)
+    await until(lambda: engine.jobs[0].index == 2, "both tokens are said")
+    await engine.bus.flush()
+    first, second = await asyncio.gather(*(client.delete(f"/v1/requests/{request}") for client in (pair.a, pair.b)))
+    assert (first.json()["status"], second.json()["status"]) == ("cancelled", "cancelled")
+    assert '"code": "cancelled"' in (await asking).text
+    assert (await only_terminal(bus, request)).usage == Usage(0, 2)
+
+
+@pytest.mark.parametrize("body", [ASK, STREAM])
+async def test_a_client_that_goes_away_leaves_one_end_that_every_gateway_tells(
+    pair: Pair, engine: FakeEngine, bus: NatsBus, body: dict[str, Any]
+) -> None:
+    engine.behave = say_two_and_wait
+    asking, request = await asked(pair.a, engine, body)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    while (await pair.b.get(f"/v1/requests/{request}")).json()["status"] != "cancelled":
+        pass
+    await only_terminal(bus, request)
+
+
+async def test_a_socket_cancels_what_another_gateway_took(pair: Pair, engine: FakeEngine, bus: NatsBus) -> None:
+    engine.behave = say_two_and_wait
+    asking, request = await asked(pair.a, engine, ASK)
+    async with websockets.connect(str(pair.b.base_url).replace("http", "ws") + "/v1/ws", proxy=None) as socket:
+        await socket.send(json.dumps({"type": "resume", "id": "x", "request": request}))
+        frames = [json.loads(await socket.recv()) for _ in range(3)]
+        await socket.send(json.dumps({"type": "cancel", "id": "x"}))
+        end = json.loads(await socket.recv())
+    assert [frame["type"] for frame in frames] == ["accepted", "token", "token"]
+    assert (end["type"], end["code"]) == ("error", "cancelled")
+    assert (await asking).json()["error"]["code"] == "cancelled"
+    await only_terminal(bus, request)
+
+
+async def test_a_deadline_that_no_worker_minds_ends_every_readers_stream(pair: Pair, engine: FakeEngine, bus: NatsBus) -> None:
+    engine.behave, engine.deaf = say_two_and_wait, True
+    asking, request = await asked(pair.a, engine, ASK | {"headrace": {"deadline_ms": 300}})
+    events = await pair.b.get(f"/v1/requests/{request}/events")
+    answer = await asking
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert '"code":"deadline_exceeded"' in events.text.split("\n\n")[-2]
+    assert (await only_terminal(bus, request)).usage == Usage(0, 2)
+    while not await bus.is_cancelled(request):  # so that nobody computes on
+        pass
+
+
+async def test_a_kept_request_that_nobody_reads_ends_by_its_deadline(pair: Pair, engine: FakeEngine, bus: NatsBus) -> None:
+    engine.behave, engine.deaf = silent, True
+    asking, request = await asked(pair.a, engine, ASK | {"headrace": {"deadline_ms": 400, "on_disconnect": "keep"}})
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    while (await pair.b.get(f"/v1/requests/{request}")).json()["status"] != "failed":
+        pass
+    assert (await only_terminal(bus, request)).code == "deadline_exceeded"
