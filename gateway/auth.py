@@ -23,9 +23,17 @@ class Principal:
 def authenticate(headers: Mapping[str, str]) -> Principal:
     """The one who sent these headers; HeadraceError unauthorized or forbidden."""
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+    if origin is not None and not _is_ours(origin, headers.get("host", "")):
         raise HeadraceError("forbidden", "this server answers web pages of its own origin only")
     return Principal("default")
+
+
+def _is_ours(origin: str, host: str) -> bool:
+    """Whether a page of that origin is ours: same host, and a host of this machine, whatever a name server says it is."""
+    try:
+        return urlsplit(origin).netloc == host and is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -55,7 +55,7 @@ def loads(data: bytes | str) -> Any:
     except json.JSONDecodeError as error:
         raise HeadraceError("malformed_request", f"the body is not JSON: {error}") from None
     except _DuplicateKey:
-        path = _duplicate_path(text)
+        path = _path_of_duplicate(text)
         raise HeadraceError("invalid_value", f"{path}: this key is there twice", path) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, NaN, a very deep nest
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
@@ -83,6 +83,14 @@ def _refuse_lone_surrogates(value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise HeadraceError("malformed_request", "the body holds half a character (a lone surrogate)") from None
+
+
+def _path_of_duplicate(text: str) -> str:
+    """Where the first repeated key is; malformed_request where what follows it is not JSON either."""
+    try:
+        return _duplicate_path(text)
+    except (ValueError, RecursionError):
+        raise HeadraceError("malformed_request", "the body is not JSON that we take, and repeats a key") from None
 
 
 def _duplicate_path(text: str) -> str:

@@ -10,7 +10,7 @@ import structlog
 from runtime.bus import Bus, Message, Subscription
 from schemas import subjects
 from schemas.codec import CodecError
-from schemas.envelope import Envelope
+from schemas.envelope import ChatInput, Envelope, TextInput, TokensInput
 from schemas.errors import HeadraceError
 from schemas.limits import PRESENCE_TIMEOUT_S
 from schemas.presence import ModelCard, Presence
@@ -100,6 +100,9 @@ class Fleet:
         if missing:
             reasons = "; ".join(f"{stage}: {reason}" for stage, reason in missing.items())
             raise HeadraceError("stage_unavailable", f"this request cannot be served now: {reasons}")
+        for card in self.models():
+            if card.id == envelope.model:
+                _refuse_what_cannot_fit(card, envelope)
 
 
 def _lack(alive: list[Presence], stage: Stage, model: str | None) -> str | None:
@@ -113,3 +116,17 @@ def _lack(alive: list[Presence], stage: Stage, model: str | None) -> str | None:
     if not workers:
         return f"no worker is alive{named}"
     return f"no worker{named} is ready ({workers[0].reason or 'it does not say why'})"
+
+
+def _refuse_what_cannot_fit(card: ModelCard, envelope: Envelope) -> None:
+    """HeadraceError for a prompt that is too long by its bytes alone: counting its tokens would take seconds."""
+    match envelope.input:
+        case TokensInput(ids=ids):
+            param, least = "prompt", len(ids)
+        case TextInput(prompt=prompt):
+            param, least = "prompt", len(prompt.encode()) // card.token_bytes_max
+        case ChatInput(messages=messages):
+            param, least = "messages", sum(len(message.content.encode()) for message in messages) // card.token_bytes_max
+    if least > card.context_tokens:
+        message = f"the prompt has at least {least} tokens, this model's context holds {card.context_tokens}"
+        raise HeadraceError("context_length_exceeded", message, param)

@@ -136,7 +136,7 @@ async def snapshot(bus: Bus, request: str) -> Snapshot:
     end = epoch = 0
     for message in await bus.read_log(subjects.reply(request)):
         event = events.decode(message.data)
-        if event.epoch < epoch:
+        if event.epoch < epoch and message.sequence is not None:  # what is on file is of every epoch
             continue
         epoch = event.epoch
         if not isinstance(event, Tokens):

@@ -3,7 +3,8 @@
     event                           condition                            action
     ─────────────────────           ────────────────────────────         ─────────────────────────────────────
     any                             ended, or of an older epoch          Ignore
-    Tokens [index, end)             index > ours                         held; FillGap(ours)
+    Tokens [index, end)             no token in it                       Ignore
+                                    index > ours                         held; FillGap(ours)
                                     a text below ours differs            End(replay_diverged)
                                     end <= ours                          Ignore
                                     otherwise                            Deliver(what is new), then what was held
@@ -16,7 +17,7 @@ Older is told apart per source: the live subject and the log may show the same e
 of epoch 1 that the log holds before those of epoch 2 still counts after epoch 2 was seen live.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.errors import HeadraceError
 from schemas.events import Event, Failed, Finished, Terminal, Tokens
@@ -86,6 +87,13 @@ class Sequencer:
         self.epoch = max(self.epoch, event.epoch)
         return self._consider(event)
 
+    def take_file(self, event: Event) -> list[Action]:
+        """One event of the finished answer that is kept on file. It is of every epoch.
+
+        Its writer may have been fenced on the subject, and yet acknowledged the work: nobody else will end the request.
+        """
+        return [IGNORE] if self.ended else self._consider(replace(event, epoch=max(self.epoch, event.epoch)))
+
     def rewind_log(self) -> None:
         """The log will be read from its beginning again."""
         self._log_epoch = 0
@@ -103,6 +111,8 @@ class Sequencer:
         return self._consider_terminal(event)
 
     def _consider_tokens(self, event: Tokens) -> list[Action]:
+        if not event.texts:
+            return [IGNORE]
         if event.index > self.index:
             known = self._ahead.get(event.index)
             if known is None or known.end < event.end:

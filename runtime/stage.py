@@ -19,6 +19,7 @@ from runtime import delivery as deliveries
 from runtime.bus import Bus, BusError, Delivery, Message, Puller
 from runtime.clock import Clock
 from runtime.delivery import Acknowledge, Answer, Broken, Bury, Done, GiveBack, HandedBack, Lost
+from runtime.following import emitted_before
 from runtime.presence import Beacon
 from runtime.publishing import Publisher
 from runtime.settings import Settings
@@ -293,11 +294,17 @@ class StageLoop:
                     await held.delivery.nak(delay_s)
 
     async def _answer(self, work: Work, error: HeadraceError) -> None:
+        """Ends the request with this error, after what was said; one that has ended (an acknowledgement was lost) stays so."""
+        subject = self._ends_on(work.envelope)
+        before = emitted_before(await self._bus.read_log(subject))
+        if before.ended:
+            return
+        work.epoch, work.index = max(work.epoch, before.epoch), len(before.ids)
         timeline = work.envelope.timeline.mark(f"{self._stage}.work", self._clock.now_us())
         event = events.Failed(
             work.epoch, work.index, error.code, error.message, timeline, error.param, work.usage, work.envelope.verdicts
         )
-        publisher = Publisher(self._bus, self._ends_on(work.envelope), work.epoch)
+        publisher = Publisher(self._bus, subject, work.epoch, before.ids, before.texts)
         publisher.close()
         await publisher.end(event)
         log.info("failed", stage=self._stage, request=work.request, code=error.code, epoch=work.epoch)

@@ -16,6 +16,7 @@ class ModelCard(Wire):
     id: str
     context_tokens: int
     precision: str
+    token_bytes_max: int = 1024  # no token stands for more text: a longer prompt cannot fit
 
 
 class Presence(Wire):

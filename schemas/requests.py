@@ -34,8 +34,7 @@ SHOWN_CHARS_MAX = 64  # of a client's text that an error message repeats
 
 def fault(name: str, message: str, kind: str = "invalid_value") -> ValidationError:
     """The error that pydantic reports at the field called name."""
-    shown = message.replace("{", "{{").replace("}", "}}")
-    detail = InitErrorDetails(type=PydanticCustomError(kind, shown), loc=(name,), input=None)
+    detail = InitErrorDetails(type=PydanticCustomError(kind, message), loc=(name,), input=None)
     return ValidationError.from_exception_data("request", [detail])
 
 

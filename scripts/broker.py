@@ -35,9 +35,14 @@ def write_configuration(home: Path, port: int, memory_mb: int) -> Path:
     """Writes home/nats.conf and returns its path."""
     home.mkdir(parents=True, exist_ok=True)
     path = home / "nats.conf"
-    text = CONFIGURATION.format(port=port, payload=PAYLOAD_BYTES_MAX, store=home / "nats", memory=f"{memory_mb}MB")
+    text = CONFIGURATION.format(port=port, payload=PAYLOAD_BYTES_MAX, store=_quoted(home / "nats"), memory=f"{memory_mb}MB")
     path.write_text(text)
     return path
+
+
+def _quoted(path: Path) -> str:
+    """A path inside the double quotes of nats.conf."""
+    return str(path).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def free_port() -> int:

@@ -36,9 +36,7 @@ def ingest(settings: Settings, path: Path, collection: str, tenant: str, as_json
         print(json.dumps(dataclasses.asdict(report)))
     else:
         store = settings.home / "passages"
-        print(
-            f"{report.chunks} passages from {report.files} file(s) in collection {collection} of {store}, {report.seconds:.1f} s"
-        )
+        print(f"{report.chunks} passages from {report.files} file(s) in {collection} of {store}, {report.seconds:.1f} s")
         for skipped in report.skipped:
             print(f"skipped {skipped}")
     return 0 if report.chunks else 1

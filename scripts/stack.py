@@ -39,6 +39,7 @@ class Stack:
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._say = say
         self.home = settings.home
+        self._host = settings.host
         self.port = settings.port or broker.free_port()
         nats_port = broker.free_port()
         self.nats_url = f"nats://127.0.0.1:{nats_port}"
@@ -59,7 +60,8 @@ class Stack:
     @property
     def url(self) -> str:
         """Where the gateway listens."""
-        return f"http://127.0.0.1:{self.port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self.port}"
 
     def log_of(self, name: str) -> Path:
         """The file that a child's output goes to."""
@@ -99,6 +101,13 @@ class Stack:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+
+    def kill(self) -> None:
+        """Ends everything at once."""
+        for child in self.children:
+            if child.process is not None:
+                child.process.kill()
+                child.process.wait()
 
     def _start(self, child: Child) -> None:
         with open(self.log_of(child.name), "ab") as log:

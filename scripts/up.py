@@ -18,6 +18,7 @@ from scripts import broker
 from scripts.stack import Stack
 
 READY_PATIENCE_S = 180.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class UpError(Exception):
@@ -54,10 +55,14 @@ def answer_once(settings: Settings, prompt: str) -> int:
         return stream_answer(running, [{"role": "user", "content": prompt}])
     try:
         with _running(settings.model_copy(update={"port": 0})) as stack:
+            for name in STOP_SIGNALS:
+                signal.signal(name, signal.default_int_handler)
             return stream_answer(stack.url, [{"role": "user", "content": prompt}])
     except UpError as error:
         say(f"headrace up: {error}")
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def running_url(home: Path) -> str | None:
@@ -89,7 +94,9 @@ class _Stop:
     asked = False
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler."""
+        """Signal handler; a second signal does not wait for streams to end."""
+        if self.asked:
+            raise KeyboardInterrupt
         self.asked = True
 
 
@@ -99,9 +106,12 @@ _stop = _Stop()
 @contextmanager
 def _running(settings: Settings) -> Iterator[Stack]:
     """A stack that is ready, stopped at the end whatever happens."""
-    for name in (signal.SIGINT, signal.SIGTERM):
+    for name in STOP_SIGNALS:
         signal.signal(name, _stop.ask)
-    settings.home.mkdir(parents=True, exist_ok=True)
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UpError(f"home {settings.home} cannot be made: {error.strerror}") from error
     with open(settings.home / "lock", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,7 +133,16 @@ def _running(settings: Settings) -> Iterator[Stack]:
             yield stack
         finally:
             state.unlink(missing_ok=True)
-            stack.stop(settings.drain_s + 5)
+            _stop_stack(stack, settings.drain_s + 5)
+
+
+def _stop_stack(stack: Stack, patience_s: float) -> None:
+    """Stops in order; by force once a signal comes while we wait."""
+    try:
+        stack.stop(patience_s)
+    except KeyboardInterrupt:
+        say("stopping at once")
+        stack.kill()
 
 
 def _write_state(stack: Stack) -> None:

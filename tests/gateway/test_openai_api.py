@@ -304,3 +304,12 @@ async def test_an_own_fault_in_the_middle_of_a_stream_is_told_in_band(
     answer = await http.post("/v1/chat/completions", json=ASK | {"stream": True})
     assert data_of(answer.text)[-1]["error"]["code"] == "internal"
     assert "in_flight_requests 0.0" in (await http.get("/metrics")).text
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_by_its_length_alone(gateway_url: str) -> None:
+    async with httpx.AsyncClient() as client:
+        body = {"model": MODEL, "prompt": "x" * 1_900_000}
+        answer = await client.post(gateway_url + "/v1/completions", json=body, timeout=10)
+    # The fake engine's card says how many bytes a token may have and how many tokens fit.
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"

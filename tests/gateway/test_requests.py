@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.auth import authenticate
 from gateway.bodies import loads
 from schemas.errors import HeadraceError
 from schemas.frames import parse_frame
@@ -208,3 +209,25 @@ def test_a_wrong_frame_is_refused_at_its_path(frame: object, code: str, param: s
     with pytest.raises(HeadraceError) as caught:
         parse_frame(frame)
     assert (caught.value.code, caught.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"a":1,"a":1},]', '{"a":1,"a":1', '{"a":1,"a":1,"b":' + "[" * 100_000, '{"a":1,"a":1,"b":' + "9" * 5000 + "}"]
+)
+def test_a_repeated_key_before_another_fault_is_still_the_clients_fault(text: str) -> None:
+    with pytest.raises(HeadraceError) as caught:
+        loads(text)
+    assert caught.value.code in ("malformed_request", "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"), [("http://[", "127.0.0.1:8080"), ("http://evil.com", "evil.com"), ("http://evil.com", "127.0.0.1:8080")]
+)
+def test_a_page_of_another_origin_is_refused_whatever_host_it_names(origin: str, host: str) -> None:
+    with pytest.raises(HeadraceError) as caught:
+        authenticate({"origin": origin, "host": host})
+    assert caught.value.code == "forbidden"
+
+
+def test_a_page_of_ours_is_answered() -> None:
+    assert authenticate({"origin": "http://localhost:8080", "host": "localhost:8080"}).tenant == "default"

@@ -170,7 +170,10 @@ def load(settings: Settings, clock: Clock) -> tuple[Engine, ModelTokenizer, Mode
         waiting_max=settings.slots + INTERACTIVE_EXTRA,
     )
     log.info("loaded", seconds=round(time.monotonic() - began, 1), model=settings.model, **runner.describe().numbers())
-    card = ModelCard(id=settings.model, context_tokens=context_tokens, precision=runner.precision)
+    longest = max(len(text) for text in tokenizer.token_bytes_table)
+    card = ModelCard(
+        id=settings.model, context_tokens=context_tokens, precision=runner.precision, token_bytes_max=max(1, longest)
+    )
     return Engine(runner, tokenizer, scheduler, clock.now_us), tokenizer, card
 
 

@@ -4,9 +4,11 @@ The window counts tokens; events carry the index of their first one. Nothing is 
 events that come out follow each other from 0 without a gap, as those that go in must.
 """
 
+from dataclasses import replace
+
 from schemas.envelope import Rails
-from schemas.events import Tokens, Verdict
-from workers.guardrail.rails import Finding, rail_for
+from schemas.events import Passage, Tokens, Verdict
+from workers.guardrail.rails import Finding, find_all, rail_for, redact
 from workers.guardrail.window import Released, Window
 
 
@@ -49,3 +51,18 @@ class OutputRail:
         tokens = Tokens(epoch, self._released, released.ids, released.texts)
         self._released = tokens.end
         return [tokens]
+
+
+def clean_passages(rails: Rails, passages: tuple[Passage, ...]) -> tuple[Passage, ...]:
+    """Passages as they may leave beside an answer: what a rule matches is taken out, whatever its action is."""
+    rail = rail_for(rails.output)
+    if rail is None:
+        return passages
+    return tuple(
+        replace(
+            passage,
+            text=redact(passage.text, find_all(rail, passage.text)),
+            source=redact(passage.source, find_all(rail, passage.source)),
+        )
+        for passage in passages
+    )

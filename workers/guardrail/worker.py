@@ -24,7 +24,7 @@ from schemas.envelope import Envelope
 from schemas.errors import HeadraceError
 from schemas.events import Finished, Terminal, Tokens, Usage
 from schemas.subjects import Stage
-from workers.guardrail import input_rails
+from workers.guardrail import input_rails, output_rails
 from workers.guardrail.output_rails import OutputRail
 
 log = structlog.get_logger()
@@ -117,7 +117,10 @@ class GuardStage:
     def _ended(self, work: Work, rail: OutputRail, terminal: Terminal) -> Terminal:
         timeline = terminal.timeline.mark("rails.output", self._clock.now_us())
         verdicts = work.envelope.verdicts + rail.verdicts
-        return replace(terminal, epoch=work.epoch, index=work.index, timeline=timeline, verdicts=verdicts)
+        ended = replace(terminal, epoch=work.epoch, index=work.index, timeline=timeline, verdicts=verdicts)
+        if isinstance(ended, Finished):
+            return replace(ended, passages=output_rails.clean_passages(work.envelope.rails, ended.passages))
+        return ended
 
     def _blocked(self, work: Work, rail: OutputRail, last: Terminal | None) -> Finished:
         timeline = last.timeline if last else work.envelope.timeline
@@ -128,7 +131,7 @@ class GuardStage:
             "content_filter",
             usage,
             timeline.mark("rails.output", self._clock.now_us()),
-            work.envelope.passages,
+            output_rails.clean_passages(work.envelope.rails, work.envelope.passages),
             work.envelope.verdicts + rail.verdicts,
         )
 

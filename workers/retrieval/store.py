@@ -134,4 +134,4 @@ def _shown(name: str) -> str:
 
 def passage_id(chunk: Chunk) -> str:
     """The passage's id inside its collection: 32 hexadecimal digits of its document and position."""
-    return hashlib.sha256(f"{chunk.document}\0{chunk.position}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{chunk.document}\0{chunk.position}".encode(errors="surrogatepass")).hexdigest()[:32]
