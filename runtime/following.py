@@ -16,11 +16,11 @@ import structlog
 
 from runtime.bus import Bus, BusError, Message, Subscription
 from runtime.nats_bus import backoff_s
-from runtime.sequencer import Deliver, End, FillGap, Sequencer
+from runtime.sequencer import Action, Deliver, End, FillGap, Sequencer
 from schemas import events
 from schemas.codec import CodecError
 from schemas.errors import HeadraceError
-from schemas.events import Failed
+from schemas.events import Event, Failed
 from schemas.timeline import Timeline
 
 log = structlog.get_logger()
@@ -145,17 +145,17 @@ class Follow:
         found: list[Deliver | End] = []
         self._look_at = self._loop.time() + SILENCE_S
         while self._queue and not self._gap and not self._sequencer.ended:
-            self._put(found, self._queue.popleft(), live=True)
+            self._put(found, self._queue.popleft(), self._sequencer.take)
         return found
 
-    def _put(self, found: list[Deliver | End], data: bytes, live: bool) -> None:
+    def _put(self, found: list[Deliver | End], data: bytes, take: Callable[[Event], list[Action]]) -> None:
         try:
             event = events.decode(data)
         except CodecError as error:
             log.error("undecodable", subject=self._subject, error=str(error))
             found.append(self._end_here(HeadraceError("internal", "an event of this request cannot be read")))
             return
-        for action in self._sequencer.take(event) if live else self._sequencer.take_log(event):
+        for action in take(event):
             if isinstance(action, Deliver):
                 found.append(action)
             elif isinstance(action, End):
@@ -177,7 +177,7 @@ class Follow:
         for message in messages:
             self._after = message.sequence or self._after
             if not self._sequencer.ended:
-                self._put(found, message.data, live=False)
+                self._put(found, message.data, _taker(self._sequencer, message))
         self._gap = self._sequencer.hole
         return found
 
@@ -223,6 +223,11 @@ class Follow:
         return End(Failed(epoch, index, error.code, error.message, self._timeline, error.param))
 
 
+def _taker(sequencer: Sequencer, message: Message) -> Callable[[Event], list[Action]]:
+    """How the sequencer takes what read_log gave: what has no sequence is the finished answer on file."""
+    return sequencer.take_file if message.sequence is None else sequencer.take_log
+
+
 @dataclass(frozen=True, slots=True)
 class Before:
     """What earlier attempts published on a subject: tokens from 0, the highest epoch, and whether the request has ended."""
@@ -239,7 +244,7 @@ def emitted_before(log: Iterable[Message]) -> Before:
     ids: list[int | None] = []
     texts: list[str] = []
     for message in log:
-        for action in sequencer.take_log(events.decode(message.data)):
+        for action in _taker(sequencer, message)(events.decode(message.data)):
             if isinstance(action, Deliver):
                 ids += action.tokens.ids
                 texts += action.tokens.texts

@@ -391,7 +391,7 @@ class NatsBus:
             if not batch or not pending:
                 break
             after = batch[-1].sequence or after
-        if found and events.is_terminal(found[-1].data):
+        if events.settles([message.data for message in found]):
             return found
         return found + await self._read_end(subject)
 

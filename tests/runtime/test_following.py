@@ -228,5 +228,5 @@ async def test_closing_stops_listening_and_may_be_done_twice() -> None:
 
 def test_what_was_emitted_before_is_read_up_to_the_first_hole() -> None:
     log = [tokens(0, "a", "b"), Tokens(2, 3, (3,), ("d",))]
-    before = following.emitted_before(Message("s", events.encode(event)) for event in log)
+    before = following.emitted_before(Message("s", events.encode(event), "", at) for at, event in enumerate(log, 1))
     assert (before.ids, before.epoch, before.ended) == ((0, 1), 2, False)
