@@ -86,7 +86,7 @@ class FakeEngine:
             stage="engine",
             worker="fake-1",
             ready=True,
-            model=ModelCard(id=model, context_tokens=2048, precision="fp32", token_bytes_max=64),
+            model=ModelCard(id=model, context_tokens=2048, precision="fp32"),
             slots=64,
             gauges={"waiting": 5, "kv_blocks_free": 100},
         )

@@ -105,6 +105,12 @@ async def test_a_prompt_over_the_limit_is_413_before_anything_is_queued(http: ht
 
 
 async def test_the_largest_prompt_that_is_taken_passes_the_broker(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+    assert engine.presence.model is not None
+    large = engine.presence.model.model_copy(update={"context_tokens": BODY_BYTES_MAX})
+    engine.presence = engine.presence.model_copy(update={"model": large})
+    await engine.tell()
+    while (await http.get("/v1/models")).json()["data"][0]["max_model_len"] != BODY_BYTES_MAX:
+        pass
     room = BODY_BYTES_MAX - len(json.dumps(ASK))
     message = {"role": "user", "content": "hi" + "é" * (room // 2)}
     body = json.dumps(ASK | {"messages": [message]}, ensure_ascii=False).encode()

@@ -40,6 +40,10 @@ class Paused:
         await job.finish()
 
 
+async def dead(*_: object) -> None:
+    """What a gateway that died does."""
+
+
 async def post(client: httpx.AsyncClient, body: dict[str, Any] = ASK, key: dict[str, str] = KEY) -> httpx.Response:
     return await client.post(ROUTE, json=body, headers=key)
 
@@ -99,7 +103,11 @@ async def test_the_first_clients_going_does_not_cancel_while_another_reads_and_t
     await until(lambda: engine.cancelled == [engine.jobs[0].envelope.request], "the cancel broadcast")
 
 
-async def test_a_reader_at_another_gateway_leaves_without_effect(pair: Pair, engine: FakeEngine) -> None:
+async def test_a_reader_at_another_gateway_leaves_without_effect(
+    pair: Pair, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it came so soon that its gateway queued the same work once more."""
+    monkeypatch.setattr("gateway.idempotency.Claims.queued", dead)
     engine.behave = paused = Paused()
     first = asyncio.create_task(post(pair.a))
     await until(lambda: bool(engine.jobs), "the engine has it")
@@ -132,6 +140,19 @@ async def test_a_failure_that_may_pass_frees_the_key_and_another_is_replayed(pai
         assert second.headers["x-request-id"] != first.headers["x-request-id"]
 
 
+async def test_a_request_that_is_being_cancelled_is_not_attached_to(pair: Pair, engine: FakeEngine, bus: NatsBus) -> None:
+    engine.behave, engine.deaf = Paused(), True
+    first = asyncio.create_task(post(pair.a))
+    await until(lambda: bool(engine.jobs), "the engine has it")
+    await bus.mark_cancelled(engine.jobs[0].envelope.request)
+    second = asyncio.create_task(post(pair.b))
+    await until(lambda: len(engine.jobs) == 2, "the second begins anew")
+    assert engine.jobs[0].envelope.request != engine.jobs[1].envelope.request
+    for job, asking in zip(engine.jobs, (first, second), strict=True):
+        await job.finish()
+        assert (await asking).headers["x-request-id"] == job.envelope.request
+
+
 async def test_a_gateway_that_died_between_claim_and_queue_leaves_the_work_to_the_retry(
     pair: Pair, engine: FakeEngine, bus: NatsBus
 ) -> None:
@@ -149,9 +170,6 @@ async def test_a_gateway_that_died_right_after_queueing_leaves_one_work_all_the_
     pair: Pair, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The retry queues again what it cannot know to be queued; the broker keeps one."""
-
-    async def dead(*_: object) -> None: ...
-
     monkeypatch.setattr("gateway.idempotency.Claims.queued", dead)
     engine.behave = paused = Paused()
     first = asyncio.create_task(post(pair.a))

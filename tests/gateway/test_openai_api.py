@@ -306,10 +306,14 @@ async def test_an_own_fault_in_the_middle_of_a_stream_is_told_in_band(
     assert "in_flight_requests 0.0" in (await http.get("/metrics")).text
 
 
-async def test_a_prompt_that_cannot_fit_is_refused_by_its_length_alone(gateway_url: str) -> None:
-    async with httpx.AsyncClient() as client:
-        body = {"model": MODEL, "prompt": "x" * 1_900_000}
-        answer = await client.post(gateway_url + "/v1/completions", json=body, timeout=10)
-    # The fake engine's card says how many bytes a token may have and how many tokens fit.
+async def test_a_prompt_that_cannot_fit_is_refused_by_its_length_alone(
+    broker: NatsServer, bus: NatsBus, engine: FakeEngine
+) -> None:
+    assert engine.presence.model is not None
+    card = engine.presence.model.model_copy(update={"token_bytes_max": 64})
+    engine.presence = engine.presence.model_copy(update={"model": card})
+    async with running_gateway(settings(broker), bus) as url, httpx.AsyncClient() as client:
+        body = {"model": MODEL, "prompt": "x" * (64 * (card.context_tokens + 1))}
+        answer = await client.post(url + "/v1/completions", json=body, timeout=10)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
