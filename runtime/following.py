@@ -17,7 +17,7 @@ import structlog
 from runtime.bus import Bus, BusError, Message, Subscription
 from runtime.nats_bus import backoff_s
 from runtime.sequencer import Action, Deliver, End, FillGap, Sequencer
-from schemas import events
+from schemas import events, limits
 from schemas.codec import CodecError
 from schemas.errors import HeadraceError
 from schemas.events import Event, Failed
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 QUEUE_MESSAGES_MAX = 256
 SILENCE_S = 3.0  # then the log is looked at
-GAP_S = 5.0  # a hole that no reading of the log makes smaller for this long is final
+GAP_S = 3 * limits.ACK_WAIT_S  # a hole that stays so long is final: the next holder of the work could not fill it either
 REWIND_EVERY = 10  # looks; a log that began anew (a broker that lost its memory) is found by reading from its start
 
 
