@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ async def running_gateway(values: Settings, bus: NatsBus, wait_ready: bool = Tru
         task.result()
     url = ready.result()
     if wait_ready:
-        await _until_ready(url)
+        await until_ready(url)
     try:
         yield url
     finally:
@@ -119,7 +120,8 @@ async def gateway_process(broker: NatsServer) -> AsyncIterator[asyncio.subproces
         await process.communicate()
 
 
-async def _until_ready(url: str) -> None:
+async def until_ready(url: str) -> None:
+    """Returns when the gateway at that URL is ready."""
     async with httpx.AsyncClient() as client:
         for _ in range(1000):
             if (await client.get(url + "/readyz")).status_code == 200:
@@ -174,3 +176,29 @@ async def terminals(bus: NatsBus, request: str) -> list[Terminal]:
     """Every terminal event in the log of a request."""
     found = [events.decode(message.data) for message in await bus.read_log(subjects.reply(request))]
     return [event for event in found if not isinstance(event, Tokens)]
+
+
+async def eventually(check: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
+    """Returns when check() holds; fails, naming what was awaited, after that many seconds."""
+    give_up = time.monotonic() + seconds
+    while not await check():
+        assert time.monotonic() < give_up, f"waited {seconds} s for: {what}"
+        await asyncio.sleep(0.005)
+
+
+async def in_flight(client: httpx.AsyncClient, count: int) -> None:
+    """Returns when the gateway follows that many streams."""
+
+    async def check() -> bool:
+        return f"in_flight_requests {count}.0" in (await client.get("/metrics")).text
+
+    await eventually(check, f"{count} streams in flight")
+
+
+async def told(client: httpx.AsyncClient, request: str, status: str) -> None:
+    """Returns when the gateway tells that status of the request."""
+
+    async def check() -> bool:
+        return bool((await client.get(f"/v1/requests/{request}")).json()["status"] == status)
+
+    await eventually(check, f"status {status}")

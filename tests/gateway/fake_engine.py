@@ -106,6 +106,7 @@ class FakeEngine:
             await self.tell()
 
         await self.bus.subscribe(subjects.ROLLCALL, on_rollcall)
+        await self.bus.flush()  # from here on no roll call is missed
         await self.tell()
 
     async def _pull(self) -> None:

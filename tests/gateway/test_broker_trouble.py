@@ -12,7 +12,7 @@ import pytest
 
 from runtime.nats_bus import NatsBus
 from schemas.limits import BODY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from tests.gateway.conftest import gateway_process, running_gateway, settings
+from tests.gateway.conftest import eventually, gateway_process, running_gateway, settings
 from tests.gateway.fake_engine import MODEL, FakeEngine, Job, silent
 from tests.support.broker import NatsServer
 from tests.support.waiting import until
@@ -109,8 +109,11 @@ async def test_the_largest_prompt_that_is_taken_passes_the_broker(http: httpx.As
     large = engine.presence.model.model_copy(update={"context_tokens": BODY_BYTES_MAX})
     engine.presence = engine.presence.model_copy(update={"model": large})
     await engine.tell()
-    while (await http.get("/v1/models")).json()["data"][0]["max_model_len"] != BODY_BYTES_MAX:
-        pass
+
+    async def known() -> bool:
+        return bool((await http.get("/v1/models")).json()["data"][0]["max_model_len"] == BODY_BYTES_MAX)
+
+    await eventually(known, "the gateway knows it")
     room = BODY_BYTES_MAX - len(json.dumps(ASK))
     message = {"role": "user", "content": "hi" + "é" * (room // 2)}
     body = json.dumps(ASK | {"messages": [message]}, ensure_ascii=False).encode()

@@ -13,7 +13,7 @@ import websockets
 from runtime.nats_bus import NatsBus
 from schemas import subjects
 from schemas.events import Failed, Usage
-from tests.gateway.conftest import Pair, terminals
+from tests.gateway.conftest import Pair, eventually, terminals, told
 from tests.gateway.fake_engine import MODEL, FakeEngine, Job, silent
 from tests.support.waiting import until
 
@@ -72,8 +72,7 @@ async def test_a_request_that_no_worker_has_seen_is_cancelled_in_its_queue(
     """The gateway writes the end; the engine that takes the work later finds the mark, and says it in vain."""
     await engine.rest()
     asking = asyncio.create_task(pair.a.post(ROUTE, json=ASK))
-    while "in_flight_requests 1.0" not in (await pair.a.get("/metrics")).text:
-        pass
+    await eventually(lambda: queued(bus), "it waits in the queue")
     [request] = await requests_known(bus)
     deleted = await pair.b.delete(f"/v1/requests/{request}")
     answer = await asking
@@ -85,6 +84,11 @@ async def test_a_request_that_no_worker_has_seen_is_cancelled_in_its_queue(
     await until(lambda: engine.jobs[0].ended, "the engine has had its say")
     assert engine.jobs[0].index == 0
     await only_terminal(bus, request)
+
+
+async def queued(bus: NatsBus) -> bool:
+    work = ("engine", MODEL, "standard")
+    return await bus.backlog(subjects.work(*work), subjects.work_consumer(*work)) == 1  # type: ignore[arg-type]
 
 
 async def requests_known(bus: NatsBus) -> list[str]:
@@ -114,8 +118,7 @@ async def test_a_client_that_goes_away_leaves_one_end_that_every_gateway_tells(
     asking, request = await asked(pair.a, engine, body)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    while (await pair.b.get(f"/v1/requests/{request}")).json()["status"] != "cancelled":
-        pass
+    await told(pair.b, request, "cancelled")
     await only_terminal(bus, request)
 
 
@@ -141,8 +144,7 @@ async def test_a_deadline_that_no_worker_minds_ends_every_readers_stream(pair: P
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert '"code":"deadline_exceeded"' in events.text.split("\n\n")[-2]
     assert (await only_terminal(bus, request)).usage == Usage(0, 2)
-    while not await bus.is_cancelled(request):  # so that nobody computes on
-        pass
+    await eventually(lambda: bus.is_cancelled(request), "the mark, so that nobody computes on")
 
 
 async def test_a_kept_request_that_nobody_reads_ends_by_its_deadline(pair: Pair, engine: FakeEngine, bus: NatsBus) -> None:
@@ -150,6 +152,5 @@ async def test_a_kept_request_that_nobody_reads_ends_by_its_deadline(pair: Pair,
     asking, request = await asked(pair.a, engine, ASK | {"headrace": {"deadline_ms": 400, "on_disconnect": "keep"}})
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    while (await pair.b.get(f"/v1/requests/{request}")).json()["status"] != "failed":
-        pass
+    await told(pair.b, request, "failed")
     assert (await only_terminal(bus, request)).code == "deadline_exceeded"

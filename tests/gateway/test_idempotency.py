@@ -15,7 +15,7 @@ from runtime.bus import BusUnavailable
 from runtime.nats_bus import NatsBus
 from schemas import subjects
 from schemas.requests import ChatCompletionRequest, parse
-from tests.gateway.conftest import Pair
+from tests.gateway.conftest import Pair, in_flight
 from tests.gateway.fake_engine import MODEL, FakeEngine, Job
 from tests.support.waiting import until
 
@@ -97,8 +97,7 @@ async def test_the_first_clients_going_does_not_cancel_while_another_reads_and_t
         assert '"one"' in await anext(parts)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        while "in_flight_requests 1.0" not in (await pair.a.get("/metrics")).text:
-            pass
+        await in_flight(pair.a, 1)
         assert engine.cancelled == []
     await until(lambda: engine.cancelled == [engine.jobs[0].envelope.request], "the cancel broadcast")
 
@@ -113,8 +112,7 @@ async def test_a_reader_at_another_gateway_leaves_without_effect(
     await until(lambda: bool(engine.jobs), "the engine has it")
     async with pair.b.stream("POST", ROUTE, json=STREAM, headers=KEY) as second:
         await anext(second.aiter_text())
-    while "in_flight_requests 0.0" not in (await pair.b.get("/metrics")).text:
-        pass
+    await in_flight(pair.b, 0)
     paused.go.set()
     assert text_of(await first) == "onetwo"
     assert engine.cancelled == []
@@ -175,8 +173,7 @@ async def test_a_gateway_that_died_right_after_queueing_leaves_one_work_all_the_
     first = asyncio.create_task(post(pair.a))
     await until(lambda: bool(engine.jobs), "the engine has it")
     second = asyncio.create_task(post(pair.b))
-    while "in_flight_requests 1.0" not in (await pair.b.get("/metrics")).text:
-        pass
+    await in_flight(pair.b, 1)
     paused.go.set()
     assert (await first).json() == (await second).json()
     assert len(engine.jobs) == 1

@@ -18,7 +18,7 @@ from runtime.nats_bus import NatsBus
 from schemas import events, subjects
 from schemas.errors import HeadraceError
 from schemas.events import Tokens
-from tests.gateway.conftest import Pair, gateway_process
+from tests.gateway.conftest import Pair, gateway_process, until_ready
 from tests.gateway.fake_engine import MODEL, FakeEngine, Job
 from tests.support.broker import NatsServer
 from tests.support.waiting import until
@@ -217,8 +217,7 @@ async def test_a_gateway_that_is_killed_loses_no_token(pair: Pair, engine: FakeE
         assert process.stdout is not None
         url = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
         async with httpx.AsyncClient(base_url=url, timeout=20) as client:
-            while (await client.get("/readyz")).status_code != 200:
-                await engine.tell()
+            await until_ready(url)
             async with client.stream("POST", CHATS, json=CHAT) as answer:
                 with contextlib.suppress(httpx.HTTPError):
                     async for part in answer.aiter_text():

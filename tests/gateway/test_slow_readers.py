@@ -14,6 +14,7 @@ import websockets
 from runtime.bus import Message
 from runtime.following import QUEUE_MESSAGES_MAX, Follow
 from schemas import limits
+from tests.gateway.conftest import in_flight
 from tests.gateway.fake_engine import MODEL, FakeEngine, Job
 from tests.support.waiting import until
 
@@ -111,8 +112,7 @@ async def test_a_client_that_never_reads_on_is_given_up(
     async with narrow(gateway_url) as connection:
         await ask(connection)
         await until(lambda: len(engine.cancelled) == 1, "it is not waited for any longer")
-        while "in_flight_requests 0.0" not in (await http.get("/metrics")).text:
-            pass
+        await in_flight(http, 0)
 
 
 async def test_a_socket_that_reads_on_too_late_is_told_for_each_request_and_goes_on(
@@ -147,8 +147,7 @@ async def test_a_socket_that_never_reads_on_is_given_up(
         slow = await websockets.connect(url, proxy=None, max_queue=1, sock=connection, close_timeout=0)
         await slow.send(json.dumps({"type": "start", "id": "a", "kind": "chat", "body": WHOLE}))
         await until(lambda: len(engine.cancelled) == 1, "it is not waited for any longer")
-        while "in_flight_requests 0.0" not in (await http.get("/metrics")).text:
-            pass
+        await in_flight(http, 0)
         async with asyncio.timeout(5):
             with contextlib.suppress(websockets.ConnectionClosed):
                 while True:
