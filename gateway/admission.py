@@ -26,7 +26,7 @@ from gateway.fleet import Fleet
 from gateway.idempotency import Claim, Claims, Held, conflict, fingerprint
 from gateway.metrics import Metrics
 from gateway.ownership import Kind, Ownership, write
-from gateway.resume import Record, Registry, locate, refuse_unless_held, snapshot
+from gateway.resume import Record, Registry, locate, patient_snapshot, refuse_unless_held
 from gateway.retry_after import DrainRate, retry_after_s
 from runtime.bus import Bus, BusRefused, BusUnavailable
 from runtime.following import Follow
@@ -127,7 +127,8 @@ class Door:
             record = await locate(self.bus, self.registry, principal, request)
             if body is not None and body != record.ownership.fingerprint:
                 raise HeadraceError("idempotency_conflict", f"request {request} was made with another body")
-            refuse_unless_held(record, await snapshot(self.bus, request), start, self.bus.clock.now_us())
+            seen = await patient_snapshot(self.bus, request, start)
+            refuse_unless_held(record, seen, start, self.bus.clock.now_us())
             answer = self._answer(record, start, log_first=True)
             try:
                 await answer.open()

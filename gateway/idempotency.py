@@ -18,14 +18,18 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Self
 
+import structlog
+
 from gateway.ownership import Kind
 from gateway.resume import snapshot
-from runtime.bus import Bus
+from runtime.bus import Bus, BusError
 from schemas import codec, subjects
 from schemas.codec import CodecError
 from schemas.errors import MEANINGS, HeadraceError
 from schemas.events import Failed
 from schemas.requests import ChatCompletionRequest, CompletionRequest
+
+log = structlog.get_logger()
 
 Fate = Literal["attach", "queue_again", "begin_anew"]
 
@@ -87,10 +91,13 @@ class Claims:
         return await self._bus.kv_update(*place, claim.encode(), over.revision)
 
     async def queued(self, tenant: str, key: str, claim: Claim) -> None:
-        """The work of the claim is in the queue."""
-        held = await self.find(tenant, key)
-        if held is not None and held.claim == claim:
-            await self.take(tenant, key, replace(claim, queued=True), held)
+        """The work of the claim is in the queue. Untold, a call with the key queues it again, which the broker takes once."""
+        try:
+            held = await self.find(tenant, key)
+            if held is not None and held.claim == claim:
+                await self.take(tenant, key, replace(claim, queued=True), held)
+        except BusError as error:
+            log.debug("queued_untold", request=claim.request, error=str(error))
 
     async def fate(self, claim: Claim, now_us: int) -> Fate:
         """What a call with the same key and body does."""

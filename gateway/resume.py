@@ -4,6 +4,7 @@ The log (hr.reply.<id>) is the truth on what was answered, the ownership record 
 who reads it here.
 """
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -19,6 +20,7 @@ from schemas.limits import LOG_AGE_S
 from schemas.timeline import Timeline
 
 RECORDS_MAX = 10_000
+SAID_AGAIN_S = 1.0  # after the broker's death its publishers say again what its logs have lost
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
@@ -133,17 +135,29 @@ def not_found(request: str) -> HeadraceError:
 async def snapshot(bus: Bus, request: str) -> Snapshot:
     """What the log holds of a request now. BusUnavailable."""
     first: int | None = None
+    terminal: Terminal | None = None
     end = epoch = 0
     for message in await bus.read_log(subjects.reply(request)):
         event = events.decode(message.data)
-        if event.epoch < epoch and message.sequence is not None:  # what is on file is of every epoch
+        # What is on file is of every epoch, and has the tokens of which the log may have kept the end alone.
+        if message.sequence is not None and (event.epoch < epoch or terminal is not None):
             continue
-        epoch = event.epoch
+        epoch = max(epoch, event.epoch)
         if not isinstance(event, Tokens):
-            return Snapshot(first, end, event)
-        first = event.index if first is None else min(first, event.index)
-        end = max(end, event.end)
-    return Snapshot(first, end, None)
+            terminal = terminal or event
+        elif event.ids:
+            first = event.index if first is None else min(first, event.index)
+            end = max(end, event.end)
+    return Snapshot(first, end, terminal)
+
+
+async def patient_snapshot(bus: Bus, request: str, start: int) -> Snapshot:
+    """The snapshot; while the request runs, what the log lacks may come again in a moment. BusUnavailable."""
+    seen = await snapshot(bus, request)
+    if seen.terminal is None and seen.lacks(start):
+        await asyncio.sleep(SAID_AGAIN_S)
+        seen = await snapshot(bus, request)
+    return seen
 
 
 def refuse_unless_held(record: Record, seen: Snapshot, start: int, now_us: int) -> None:

@@ -134,8 +134,8 @@ class Bus(Protocol):
     async def read_log(self, subject: str, after: int = 0) -> list[Message]:
         """What the captured log holds of one subject, in order, after that sequence.
 
-        Where the log has lost the end of an answer that is finished (the broker died), the whole of it follows, without a
-        sequence.
+        If the answer is finished and on file, the whole of it follows, without a sequence: the log may have lost any part of it
+        (the broker died), or show its end as stale.
         """
         ...
 

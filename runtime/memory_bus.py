@@ -184,8 +184,6 @@ class MemoryBus:
     async def read_log(self, subject: str, after: int = 0) -> list[Message]:
         """What the captured log holds of one subject after a sequence, and a finished answer on file that it has lost."""
         found: list[Message] = await self._patiently("read", subject, lambda: self.broker.read(subject, after), READ_TIMEOUT_S)
-        if events.settles([message.data for message in found]):
-            return found
         end = subjects.end(subject)
         kept = await self._patiently("read", end, lambda: self.broker.read(end, 0), READ_TIMEOUT_S)
         return found + [Message(subject, data) for data in events.decode_end(kept[-1].data)] if kept else found

@@ -391,8 +391,6 @@ class NatsBus:
             if not batch or not pending:
                 break
             after = batch[-1].sequence or after
-        if events.settles([message.data for message in found]):
-            return found
         return found + await self._read_end(subject)
 
     async def _read_end(self, subject: str) -> list[Message]:

@@ -5,7 +5,6 @@ aligned: texts[i] is the text that token index + i brought to an end (a token th
 hr.reply an id is None where a rail changed the token's text: the id would tell what the rail took out.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, assert_never
 
@@ -162,17 +161,6 @@ def decode_end(data: bytes) -> tuple[bytes, bytes]:
     if not isinstance(tokens, bytes) or not isinstance(terminal, bytes):
         raise CodecError("not a finished answer")
     return tokens, terminal
-
-
-def settles(log: Sequence[bytes]) -> bool:
-    """Whether this piece of a log ends with the terminal event of its latest attempt: cheap unless it ends with a terminal."""
-    try:
-        last = codec.unpack(log[-1]) if log else {}
-        if last.get("t") not in ("finished", "failed"):
-            return False
-        return all(codec.unpack(data)["e"] <= last["e"] for data in log)
-    except (CodecError, KeyError, TypeError):
-        return False
 
 
 def _from_wire(wire: dict[str, Any]) -> Event:

@@ -173,9 +173,9 @@ async def pair(broker: NatsServer, gateway_url: str, http: httpx.AsyncClient) ->
 
 
 async def terminals(bus: NatsBus, request: str) -> list[Terminal]:
-    """Every terminal event in the log of a request."""
+    """Every terminal event in the log of a request, or on file; the same one in both is one."""
     found = [events.decode(message.data) for message in await bus.read_log(subjects.reply(request))]
-    return [event for event in found if not isinstance(event, Tokens)]
+    return list(dict.fromkeys(event for event in found if not isinstance(event, Tokens)))
 
 
 async def eventually(check: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:

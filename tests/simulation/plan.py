@@ -77,8 +77,9 @@ class Plan:
 
     @property
     def cuts(self) -> bool:
-        """Whether a process may be cut off from the broker, or its word not be heard there."""
-        return not self.lossy.calm or any(fault.name in ("disconnect", "broker_death") for fault in self.faults)
+        """Whether a process may be cut off from the broker, or hear it late."""
+        late = not self.lossy.calm or self.lossy.delay > 0
+        return late or any(fault.name in ("disconnect", "broker_death") for fault in self.faults)
 
     @property
     def orderly(self) -> bool:
