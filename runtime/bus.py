@@ -158,6 +158,10 @@ class Bus(Protocol):
         """What is under the key; None when there is nothing. BusUnavailable."""
         ...
 
+    async def kv_note(self, bucket: str, key: str, data: bytes) -> None:
+        """Puts data under a key over anything, without waiting for the broker: it may be lost."""
+        ...
+
     async def mark_cancelled(self, request: str) -> None:
         """Leaves a mark that outlives any queue wait, and tells everybody now."""
         ...

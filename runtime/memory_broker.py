@@ -27,7 +27,6 @@ STREAMS = {
     "hr.dead.": subjects.DEAD_STREAM,
 }
 IN_MEMORY = (subjects.RAW_STREAM, subjects.REPLY_STREAM)
-ONE_PER_SUBJECT = (subjects.END_STREAM,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +205,7 @@ class MemoryBroker:
                     consumer.fresh.append(item.sequence)
                     self._serve(consumer)
         else:
-            kept = stream.by_subject.setdefault(subject, [])
-            if name in ONE_PER_SUBJECT:
-                kept.clear()
-            kept.append(item)
+            stream.by_subject.setdefault(subject, []).append(item)
         return item
 
     def read(self, subject: str, after: int) -> list[Message]:

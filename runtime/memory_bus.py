@@ -186,7 +186,7 @@ class MemoryBus:
         found: list[Message] = await self._patiently("read", subject, lambda: self.broker.read(subject, after), READ_TIMEOUT_S)
         end = subjects.end(subject)
         kept = await self._patiently("read", end, lambda: self.broker.read(end, 0), READ_TIMEOUT_S)
-        return found + [Message(subject, data) for data in events.decode_end(kept[-1].data)] if kept else found
+        return found + [Message(subject, data) for data in events.decode_end(message.data for message in kept)]
 
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """Calls back after every reconnect; returns what stops that."""
@@ -207,6 +207,14 @@ class MemoryBus:
         """What is under the key; None when there is nothing."""
         found: Entry | None = await self._patiently("get", key, lambda: self.broker.kept(bucket, key), READ_TIMEOUT_S)
         return found
+
+    async def kv_note(self, bucket: str, key: str, data: bytes) -> None:
+        """Puts data under a key, unconfirmed."""
+
+        def note() -> None:
+            self.broker.keep(bucket, key, data, None)
+
+        self.send("note", key, note)
 
     async def mark_cancelled(self, request: str) -> None:
         """Leaves the mark first, then tells everybody."""

@@ -384,19 +384,19 @@ class NatsBus:
 
     async def _read_log(self, subject: str, after: int) -> list[Message]:
         stream = subjects.RAW_STREAM if subject.startswith("hr.raw.") else subjects.REPLY_STREAM
+        found = await self._read_stream(stream, subject, after)
+        kept = await self._read_stream(subjects.END_STREAM, subjects.end(subject), 0)
+        return found + [Message(subject, data) for data in events.decode_end(message.data for message in kept)]
+
+    async def _read_stream(self, stream: str, subject: str, after: int) -> list[Message]:
+        """Everything of a subject after a sequence: the broker ends a batch at LOG_BATCH messages, or at some bytes."""
         found: list[Message] = []
-        while True:
+        pending = True
+        while pending:
             batch, pending = await self._read_batch(stream, subject, after)
             found += batch
-            if not batch or not pending:
-                break
-            after = batch[-1].sequence or after
-        return found + await self._read_end(subject)
-
-    async def _read_end(self, subject: str) -> list[Message]:
-        """The finished answer that is kept on file for a subject, as two messages; none when it is not finished."""
-        kept, _ = await self._read_batch(subjects.END_STREAM, subjects.end(subject), 0)
-        return [Message(subject, data) for data in events.decode_end(kept[-1].data)] if kept else []
+            after = batch[-1].sequence or after if batch else after
+        return found
 
     async def _read_batch(self, stream: str, subject: str, after: int) -> tuple[list[Message], bool]:
         inbox = self.client.new_inbox()
@@ -412,7 +412,7 @@ class NatsBus:
                 if status == "503":
                     raise BusUnavailable("the log does not answer")
                 if status is not None:  # 204 ends the batch, 404 says that there is nothing
-                    return found, len(found) >= LOG_BATCH
+                    return found, bool(found) and int(headers.get("Nats-Num-Pending", "0")) > 0
                 found.append(Message(headers["Nats-Subject"], message.data, "", int(headers["Nats-Sequence"])))
         except (TimeoutError, Error, NatsTimeout) as error:
             raise BusUnavailable(f"the log does not answer: {error!r}") from error
@@ -421,8 +421,7 @@ class NatsBus:
 
     async def read_dead(self, after: int = 0) -> list[Message]:
         """The dead letters, oldest first."""
-        letters, _ = await self._patiently(lambda: self._read_batch(subjects.DEAD_STREAM, subjects.DEAD_ALL, after))
-        return letters
+        return await self._patiently(lambda: self._read_stream(subjects.DEAD_STREAM, subjects.DEAD_ALL, after))
 
     async def kv_create(self, bucket: str, key: str, data: bytes) -> bool:
         """Puts data under a new key, atomically; False when it is there."""
@@ -443,6 +442,10 @@ class NatsBus:
             return None
         assert found[-1].sequence is not None, "what a stream holds has a sequence"
         return Entry(found[-1].data, found[-1].sequence)
+
+    async def kv_note(self, bucket: str, key: str, data: bytes) -> None:
+        """Puts data under a key, unconfirmed."""
+        await self.publish(f"$KV.{bucket}.{key}", data)
 
     async def mark_cancelled(self, request: str) -> None:
         """Leaves the mark first, then tells everybody: whoever dequeues between the two sees the mark."""

@@ -1,8 +1,9 @@
 """One holder's voice on a request's subject: tokens as they come, and at the end the whole answer.
 
 The logs are in memory and die with the broker. So a publisher remembers what it said: after a reconnect it says all of it again
-as one event, which readers compare and ignore, or fill their holes from. A finished answer is put on file before its terminal
-event is published, since after that nobody is left who could say it again.
+at once, which readers compare and ignore, or fill their holes from. A finished answer is put on file before its terminal
+event is published, since after that nobody is left who could say it again. That a repeated attempt said anything new is
+noted on file too: whoever counts attempts that came to nothing needs it, and the log may be gone.
 """
 
 import structlog
@@ -15,7 +16,7 @@ log = structlog.get_logger()
 
 
 class Publisher:
-    """An async context manager: publishes one request's events on one subject under one epoch.
+    """Publishes one request's events on one subject under one epoch.
 
     ids and texts are what earlier attempts published, from index 0.
     """
@@ -28,6 +29,7 @@ class Publisher:
         self._epoch = epoch
         self._ids: list[int | None] = list(ids)
         self._texts: list[str] = list(texts)
+        self._noted = epoch == 1  # a first attempt is never counted against anybody
         self._forget = bus.on_reconnect(self._say_again)
 
     @property
@@ -49,19 +51,23 @@ class Publisher:
         self._ids += fresh.ids
         self._texts += fresh.texts
         await self._bus.publish(self._subject, events.encode(Tokens(self._epoch, fresh.index, fresh.ids, fresh.texts)))
+        if not self._noted:
+            self._noted = True
+            await self._bus.kv_note(subjects.PROGRESS_BUCKET, subjects.progress(self._subject), str(self._epoch).encode())
 
     async def end(self, terminal: Terminal) -> None:
         """Puts the answer on file, then publishes its terminal event; both confirmed."""
         message_id = f"{self._subject}:end:{self._epoch}"
-        whole = events.encode_end(self._all(), terminal)
-        await self._bus.publish_confirmed(subjects.end(self._subject), whole, message_id + ":file")
+        for number, part in enumerate(events.encode_end(self._all(), terminal)):
+            await self._bus.publish_confirmed(subjects.end(self._subject), part, f"{message_id}:file:{number}")
         await self._bus.publish_confirmed(self._subject, events.encode(terminal), message_id)
 
     async def _say_again(self) -> None:
         if not self._ids:
             return
         try:
-            await self._bus.publish(self._subject, events.encode(self._all()))
+            for part in events.in_parts(self._all()):
+                await self._bus.publish(self._subject, events.encode(part))
         except BusError as error:
             log.debug("not_said_again", subject=self._subject, error=str(error))  # the next reconnect will
 

@@ -91,9 +91,9 @@ class _Held:
 class StageLoop:
     """Runs one stage of one process.
 
-    ends_on gives the subject of the terminal event when the work fails: hr.reply, or hr.raw where a guard listens. progress
-    gives the last attempt that brought a request forward, 0 for none. healthy says whether the worker gets anywhere at all: one
-    that does not takes nothing and lets its leases run out, so that its work moves.
+    ends_on gives the subject that the stage publishes on, also its terminal event when the work fails: hr.reply, or hr.raw where
+    a guard listens. healthy says whether the worker gets anywhere at all: one that does not takes nothing and lets its leases
+    run out, so that its work moves.
     """
 
     def __init__(
@@ -104,7 +104,6 @@ class StageLoop:
         lanes: Callable[["StageLoop"], list[Lane]],
         handler: Handler,
         ends_on: Callable[[Envelope], str] = lambda envelope: subjects.reply(envelope.request),
-        progress: Callable[[Envelope], Awaitable[int]] | None = None,
         healthy: Callable[[], bool] = lambda: True,
     ) -> None:
         self._bus = bus
@@ -113,7 +112,6 @@ class StageLoop:
         self._lanes = lanes(self)
         self._handler = handler
         self._ends_on = ends_on
-        self._progress = progress
         self._healthy = healthy
         self._held: dict[int, _Held] = {}  # by sequence in the work stream
         self._room = asyncio.Event()
@@ -242,11 +240,17 @@ class StageLoop:
             log.warning("unsettled", stage=self._stage, request=envelope.request, error=str(error))
 
     async def _fruitless(self, held: _Held) -> int:
-        """Deliveries before this one since the last that brought the request forward; the log is asked only when it matters."""
+        """Deliveries before this one since the last that brought the request forward, as log and note tell.
+
+        They are asked only when it matters.
+        """
         before = held.delivery.attempt - 1
-        if self._progress is None or before < limits.DELIVERIES_MAX:
+        if before < limits.DELIVERIES_MAX:
             return before
-        return before - await self._progress(held.work.envelope)
+        subject = self._ends_on(held.work.envelope)
+        logged = emitted_before(await self._bus.read_log(subject)).epoch
+        noted = await self._bus.kv_get(subjects.PROGRESS_BUCKET, subjects.progress(subject))
+        return before - max(logged, int(noted.data) if noted is not None else 0)
 
     async def _attempt(self, held: _Held) -> deliveries.Outcome:
         work = held.work

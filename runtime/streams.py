@@ -45,7 +45,6 @@ def _streams(log_bytes: int) -> list[api.StreamConfig]:
             retention=api.RetentionPolicy.LIMITS,
             storage=api.StorageType.FILE,
             discard=api.DiscardPolicy.OLD,
-            max_msgs_per_subject=1,
             max_bytes=limits.END_BYTES_MAX,
             max_age=limits.LOG_AGE_S,
             max_msg_size=limits.PAYLOAD_BYTES_MAX,
@@ -72,6 +71,7 @@ def _buckets() -> list[api.KeyValueConfig]:
         api.KeyValueConfig(bucket=subjects.CANCEL_BUCKET, ttl=limits.CANCEL_MARK_S, **common),
         api.KeyValueConfig(bucket=subjects.REQUEST_BUCKET, **requests, **common),
         api.KeyValueConfig(bucket=subjects.IDEMPOTENCY_BUCKET, **requests, **common),
+        api.KeyValueConfig(bucket=subjects.PROGRESS_BUCKET, **requests, **common),
     ]
 
 

@@ -5,14 +5,17 @@ aligned: texts[i] is the text that token index + i brought to an end (a token th
 hr.reply an id is None where a rail changed the token's text: the id would tell what the rail took out.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, assert_never
 
-from schemas import codec
+from schemas import codec, limits
 from schemas.codec import CodecError
 from schemas.timeline import Timeline
 
 Reason = Literal["stop", "length", "content_filter"]
+
+TOKEN_BYTES = 10  # of a token beside its text: an id and a length
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,11 @@ class Tokens:
     def since(self, index: int) -> "Tokens":
         """The part of the event from index on."""
         skip = max(0, index - self.index)
-        return Tokens(self.epoch, self.index + skip, self.ids[skip:], self.texts[skip:]) if skip else self
+        return self.between(skip, len(self.ids)) if skip else self
+
+    def between(self, begin: int, end: int) -> "Tokens":
+        """Its tokens at the places [begin, end)."""
+        return Tokens(self.epoch, self.index + begin, self.ids[begin:end], self.texts[begin:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +156,45 @@ def decode(data: bytes) -> Event:
         raise CodecError(f"not an event: {error!r}") from error
 
 
-def encode_end(tokens: Tokens, terminal: Terminal) -> bytes:
-    """A finished answer as a whole: all its tokens and its end."""
-    return codec.pack({"tokens": encode(tokens), "terminal": encode(terminal)})
+def in_parts(tokens: Tokens) -> list[Tokens]:
+    """The same tokens as events of about PART_BYTES_MAX at most, which the broker takes; at least one."""
+    parts, begin, size = [], 0, 0
+    for place, text in enumerate(tokens.texts):
+        size += TOKEN_BYTES + len(text.encode())
+        if size > limits.PART_BYTES_MAX and place > begin:
+            parts.append(tokens.between(begin, place))
+            begin, size = place, TOKEN_BYTES + len(text.encode())
+    return [*parts, tokens.between(begin, len(tokens.ids))]
 
 
-def decode_end(data: bytes) -> tuple[bytes, bytes]:
-    """The two events, as encoded, of a finished answer; CodecError when there are none."""
-    wire = codec.unpack(data)
-    tokens, terminal = wire.get("tokens"), wire.get("terminal")
-    if not isinstance(tokens, bytes) or not isinstance(terminal, bytes):
-        raise CodecError("not a finished answer")
-    return tokens, terminal
+def encode_end(tokens: Tokens, terminal: Terminal) -> list[bytes]:
+    """A finished answer as a whole, in numbered parts: all its tokens, and with the last of them its end."""
+    parts = in_parts(tokens)
+    last = len(parts) - 1
+    return [
+        codec.pack({"part": n, "tokens": encode(part), "terminal": encode(terminal) if n == last else None})
+        for n, part in enumerate(parts)
+    ]
+
+
+def decode_end(messages: Iterable[bytes]) -> list[bytes]:
+    """The events, as encoded, of the finished answer whose parts these are; none unless it is whole.
+
+    Several holders may have written it, one after another: what was whole first counts. CodecError for anything else.
+    """
+    events: list[bytes] = []
+    for data in messages:
+        wire = codec.unpack(data)
+        part, tokens, terminal = wire.get("part"), wire.get("tokens"), wire.get("terminal")
+        if not isinstance(part, int) or not isinstance(tokens, bytes) or not isinstance(terminal, bytes | None):
+            raise CodecError("not a part of a finished answer")
+        if part == 0:
+            events = []
+        if part == len(events):
+            events.append(tokens)
+            if terminal is not None:
+                return [*events, terminal]
+    return []
 
 
 def _from_wire(wire: dict[str, Any]) -> Event:

@@ -17,6 +17,7 @@ IDEMPOTENCY_KEY_CHARS_MAX = 255
 # What the broker carries. A message is one msgpack body behind a version byte. Text costs at most twice
 # its JSON bytes once it is parsed and packed, and retrieval adds at most its passages.
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
+PART_BYTES_MAX = PAYLOAD_BYTES_MAX // 2  # of an answer that is said in one message; the rest of it follows in others
 
 # Leases (seconds).
 ACK_WAIT_S = 5.0
@@ -56,6 +57,7 @@ SLOW_READER_S = 30.0
 GIVEN_UP_S = 30.0
 
 assert 2 * BODY_BYTES_MAX + TOP_K_PASSAGES_MAX * PASSAGE_CHARS_MAX * 4 < PAYLOAD_BYTES_MAX
+assert PASSAGE_CHARS_MAX * 4 * TOP_K_PASSAGES_MAX < PAYLOAD_BYTES_MAX - PART_BYTES_MAX  # the end has the passages
 assert DEADLINE_MS_MAX / 1000 < WORK_AGE_S
 assert DEADLINE_MS_MAX / 1000 + LOG_AGE_S < REQUEST_RECORD_S
 assert 3 * BEAT_S < ACK_WAIT_S

@@ -13,6 +13,7 @@
     bucket hr_cancel                     <request>: it was cancelled
     bucket hr_request                    <request>: whose it is and how it was asked
     bucket hr_idempotency                <digest of tenant and key>: the request that a key stands for
+    bucket hr_progress                   <raw|reply>.<request>: the last repeated attempt that brought it forward
 
 Names from outside never become subject tokens raw: request ids are ours, models map to checked slugs.
 """
@@ -36,6 +37,7 @@ DEAD_STREAM = "HR_DEAD"
 CANCEL_BUCKET = "hr_cancel"
 REQUEST_BUCKET = "hr_request"
 IDEMPOTENCY_BUCKET = "hr_idempotency"
+PROGRESS_BUCKET = "hr_progress"
 
 WORK_ALL = "hr.work.>"
 RAW_ALL = "hr.raw.*"
@@ -96,6 +98,11 @@ def reply(request_id: str) -> str:
 def end(subject: str) -> str:
     """Where the whole of a finished answer is kept that was published on a raw or reply subject."""
     return "hr.end." + subject.removeprefix("hr.")
+
+
+def progress(subject: str) -> str:
+    """The bucket key of how far the attempts at a raw or reply subject came."""
+    return subject.removeprefix("hr.")
 
 
 def dead(stage: Stage) -> str:

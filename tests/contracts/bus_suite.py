@@ -71,6 +71,12 @@ class BusSuite:
         assert last is not None
         assert [m.data for m in await bus.read_log(mine, after=last)] == [b"end"]
 
+    async def test_a_log_of_many_megabytes_is_read_whole(self, bus: Bus) -> None:
+        large = [bytes([n]) * (limits.PAYLOAD_BYTES_MAX - 1024) for n in range(5)]
+        for data in large:
+            await bus.publish_confirmed(REPLY, data, str(data[0]))
+        assert [m.data for m in await bus.read_log(REPLY)] == large
+
     async def test_a_log_of_nothing_is_empty(self, bus: Bus) -> None:
         assert await bus.read_log(subjects.reply("c" * 32)) == []
 
@@ -79,7 +85,8 @@ class BusSuite:
         kept = [(events.encode(tokens), None), (events.encode(end), None)]
         await bus.publish_confirmed(REPLY, events.encode(end), "end")
         assert [(m.data, m.sequence) for m in await bus.read_log(REPLY)] == [(events.encode(end), 1)]
-        await bus.publish_confirmed(subjects.end(REPLY), events.encode_end(tokens, end), "file")
+        for part in events.encode_end(tokens, end):
+            await bus.publish_confirmed(subjects.end(REPLY), part, "file")
         assert [(m.data, m.sequence) for m in await bus.read_log(REPLY)] == [(events.encode(end), 1), *kept]
         assert [(m.data, m.sequence) for m in await bus.read_log(REPLY, after=1)] == kept
 

@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
-from runtime.bus import Bus, Message
+from runtime.bus import Bus, BusUnavailable, Message
+from runtime.publishing import Publisher
 from runtime.stage import StageLoop, Work, simple_lane
 from schemas import events, limits, subjects
 from schemas.dead_letter import DeadLetter
 from schemas.envelope import Envelope
 from schemas.errors import HeadraceError
-from schemas.events import Event, Failed
+from schemas.events import Event, Failed, Tokens
 from tests.contracts.servers import Server
 from tests.support.envelopes import envelope
 from tests.support.waiting import until
@@ -57,7 +58,7 @@ class Harness:
     async def until_settled(self, server: Server) -> None:
         """Returns when the work stream is empty: a work item is there from its confirmation to its acknowledgement."""
         give_up = asyncio.get_running_loop().time() + 15
-        while await server.work_items():
+        while not self.bus.connected or await server.work_items():
             assert asyncio.get_running_loop().time() < give_up, "never settled"
             await asyncio.sleep(0.005)
 
@@ -129,6 +130,37 @@ class StageSuite:
             letter = DeadLetter.decode(letters[0].data)
             assert Envelope.decode(letter.input).request == item.request
             assert "RuntimeError" in letter.cause
+
+    @pytest.mark.parametrize("speaks", [True, False], ids=["tokens", "silence"])
+    async def test_only_deliveries_that_brought_nothing_count_whatever_the_broker_forgot(
+        self, server: Server, bus: Bus, monkeypatch: pytest.MonkeyPatch, speaks: bool
+    ) -> None:
+        """Three holders die; with the broker the log of what they said."""
+        monkeypatch.setattr(limits, "ACK_WAIT_S", 1.0)
+        monkeypatch.setattr(limits, "BEAT_S", 0.2)
+        monkeypatch.setattr(limits, "DELIVERIES_MAX", 2)
+        monkeypatch.setattr("runtime.delivery.DELIVERIES_MAX", 2)
+        async with Harness(bus) as stage:
+
+            async def die(work: Work) -> None:
+                if work.epoch > 3:
+                    return
+                publisher = Publisher(bus, subjects.reply(work.request), work.epoch)
+                if speaks:
+                    await publisher.tokens(Tokens(work.epoch, 0, (1,), ("a",)))
+                await bus.flush()
+                publisher.close()
+                if work.epoch == 3:
+                    server.kill()
+                    server.start()
+                raise BusUnavailable("the holder is gone")
+
+            stage.behave = die
+            await stage.put(envelope())
+            await stage.until_settled(server)
+            ends = [event.code for event in stage.ended if isinstance(event, Failed)]
+            assert ends == ([] if speaks else ["attempts_exhausted"])
+            assert len(stage.seen) == (4 if speaks else 2)
 
     async def test_expired_work_never_reaches_the_handler(self, server: Server, bus: Bus) -> None:
         async with Harness(bus) as stage:

@@ -6,7 +6,7 @@ from runtime.following import Follow, emitted_before
 from runtime.nats_bus import NatsBus
 from runtime.publishing import Publisher
 from runtime.sequencer import Deliver, End
-from schemas import events, subjects
+from schemas import events, limits, subjects
 from schemas.events import Finished, Tokens, Usage
 from schemas.timeline import Timeline
 from tests.support.broker import NatsServer
@@ -63,6 +63,27 @@ async def test_a_finished_answer_survives_the_broker(bus: NatsBus, broker: NatsS
     await follow.open()
     assert await read_all(follow) == ("bc", [End(END)])
     await follow.close()
+
+
+async def test_an_answer_that_no_message_could_hold_is_said_again_and_ends(bus: NatsBus, broker: NatsServer) -> None:
+    count = 60_000
+    text = "x" * (limits.PAYLOAD_BYTES_MAX // count + 10)
+    publisher = Publisher(bus, SUBJECT, 1, tuple(range(count)), (text,) * count)
+    broker.kill()
+    broker.start()
+    await until(lambda: bus.connected, "the reconnect")
+    follow = Follow(bus, SUBJECT, Timeline(0), log_first=True)
+    await follow.open()
+    end = Finished(1, count, "length", Usage(1, count), Timeline(0))
+    await publisher.end(end)
+    assert await read_all(follow) == (text * count, [End(end)])
+    await follow.close()
+    publisher.close()
+    broker.kill()
+    broker.start()
+    await until(lambda: bus.connected, "the second reconnect")
+    before = emitted_before(await bus.read_log(SUBJECT))
+    assert (len(before.texts), before.ended) == (count, True)
 
 
 async def test_the_end_is_not_told_twice_by_log_and_file(bus: NatsBus) -> None:

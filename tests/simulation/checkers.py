@@ -78,7 +78,7 @@ class Checkers:
         told = fold([message.data for message in self.broker.read(subject, 0)])
         kept = self.broker.read(subjects.end(subject), 0)
         if told.end is None and kept:  # an answer on file ends the request, whoever wrote it
-            told = fold(list(events.decode_end(kept[-1].data)))
+            told = fold(events.decode_end(message.data for message in kept))
         return told
 
     # while it runs

@@ -233,7 +233,7 @@ class Factory:
         rails, guard = RailsStage(bus, bus.clock), GuardStage(bus, bus.clock)
         return [
             StageLoop(bus, bus.clock, "rails", _lanes("rails"), rails.handle),
-            StageLoop(bus, bus.clock, "guard", _lanes("guard"), guard.handle, progress=guard.progress),
+            StageLoop(bus, bus.clock, "guard", _lanes("guard"), guard.handle),
         ]
 
     def _engine(self, bus: MemoryBus, thread: FakeThread) -> StageLoop:
@@ -246,7 +246,6 @@ class Factory:
             lambda loop: [Lane(subject, consumer, lambda: SLOTS - loop.held)],
             worker.handle,
             ends_on=lambda envelope: envelope.events_subject,
-            progress=worker.progress,
         )
 
 

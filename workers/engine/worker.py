@@ -63,10 +63,6 @@ class EngineWorker:
             publisher.close()
             self._thread.drop(work.request)
 
-    async def progress(self, envelope: Envelope) -> int:
-        """The last attempt that brought tokens."""
-        return emitted_before(await self._bus.read_log(envelope.events_subject)).epoch
-
     async def _forward(self, work: Work, publisher: Publisher, stream: "asyncio.Queue[Output | HeadraceError]") -> None:
         while True:
             output = await stream.get()
@@ -190,7 +186,6 @@ async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event) -> None:
         lambda loop: [_lane(loop, settings, priority) for priority in subjects.PRIORITIES],
         worker.handle,
         ends_on=lambda envelope: envelope.events_subject,
-        progress=worker.progress,
         healthy=lambda: not thread.frozen,
     )
     name = worker_name()

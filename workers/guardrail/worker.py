@@ -20,7 +20,6 @@ from runtime.sequencer import Deliver, End
 from runtime.settings import Settings
 from runtime.stage import Lane, StageLoop, Work, serve_stage, simple_lane
 from schemas import subjects
-from schemas.envelope import Envelope
 from schemas.errors import HeadraceError
 from schemas.events import Finished, Terminal, Tokens, Usage
 from schemas.subjects import Stage
@@ -78,10 +77,6 @@ class GuardStage:
             await follow.close()
         if isinstance(terminal, Finished) and terminal.reason == "content_filter":
             await self._bus.mark_cancelled(work.request)
-
-    async def progress(self, envelope: Envelope) -> int:
-        """The last attempt that released anything."""
-        return emitted_before(await self._bus.read_log(subjects.reply(envelope.request))).epoch
 
     async def _guard(self, work: Work, follow: Follow, publisher: Publisher) -> Terminal:
         """Publishes tokens as they become safe; the publisher leaves out those that an earlier attempt released."""
@@ -156,7 +151,7 @@ async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event) -> None:
     rails, guard = RailsStage(bus, bus.clock), GuardStage(bus, bus.clock)
     loops: dict[Stage, StageLoop] = {
         "rails": StageLoop(bus, bus.clock, "rails", _lanes("rails", settings), rails.handle),
-        "guard": StageLoop(bus, bus.clock, "guard", _lanes("guard", settings), guard.handle, progress=guard.progress),
+        "guard": StageLoop(bus, bus.clock, "guard", _lanes("guard", settings), guard.handle),
     }
     await asyncio.gather(*(serve_stage(stage, loop, settings, bus, stop) for stage, loop in loops.items()))
 
