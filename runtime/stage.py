@@ -92,8 +92,8 @@ class StageLoop:
     """Runs one stage of one process.
 
     ends_on gives the subject that the stage publishes on, also its terminal event when the work fails: hr.reply, or hr.raw
-    where a guard listens. healthy says whether the worker gets anywhere at all: one that does not takes nothing and lets its leases
-    run out, so that its work moves.
+    where a guard listens. healthy says whether the worker gets anywhere at all: one that does not takes nothing and lets its
+    leases run out, so that its work moves.
     """
 
     def __init__(
