@@ -1,11 +1,11 @@
 """The door: what is taken in, and in which order. Record whose it is, listen, then publish: no event can be missed, and
 no work is anonymous.
 
-    draining                    shutting_down        a stage without a worker    stage_unavailable
+    stopped                     shutting_down        a stage without a worker    stage_unavailable
     requests_max in flight      overloaded           a model nobody has          model_not_found
     over the broker's limit     payload_too_large    no broker                   stage_unavailable
 
-To drain: refuse new requests, wait for the running streams, end those that remain with shutting_down.
+To drain: wait until no stream runs and nobody has come for a moment, refuse new requests, end what remains with shutting_down.
 
 A client that leaves cancels its request (unless it was to be kept) once nobody else reads it at the gateway that took
 it. Readers at other gateways come and go without that effect.
@@ -40,6 +40,7 @@ from schemas.requests import ChatCompletionRequest, CompletionRequest
 
 log = structlog.get_logger()
 
+LINGER_S = 0.25  # of a gateway that stops, for those who are connected and have not asked yet
 CLAIM_TRIES = 8  # of one call, while others take the same key from under it
 
 
@@ -70,12 +71,14 @@ class Door:
         self.metrics = Metrics(self.fleet)
         self.registry = Registry()
         self.draining = False
+        self._stopped = False
         self._claims = Claims(bus)
         self._endings = Endings(bus)
         self._rate = DrainRate()
         self._answers: set[Answer] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._busy = asyncio.Event()
         self._opened = False
 
     async def open(self) -> None:
@@ -85,14 +88,31 @@ class Door:
             await self.fleet.open()
 
     async def drain(self, seconds: float) -> None:
-        """Refuses new requests, waits for the running ones, then ends the rest with shutting_down."""
+        """Waits for the running requests, then refuses new ones and ends the rest with shutting_down.
+
+        Who is connected may be about to ask, so whoever comes meanwhile is served.
+        """
         self.draining = True
         log.info("drain", held=len(self._answers), seconds=seconds)
-        if not await self._idle_within(seconds):
+        quiet = await self._quiet_within(seconds)
+        self._stopped = True
+        if not quiet:
             for answer in list(self._answers):
                 answer.end(HeadraceError("shutting_down", "the gateway stops; resume at another one"))
             await self._idle_within(2.0)
         await self._endings.finish(2.0)
+
+    async def _quiet_within(self, seconds: float) -> bool:
+        """Whether for LINGER_S no request was here, before the seconds were over."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + seconds
+        while await self._idle_within(give_up - loop.time()):
+            busy = asyncio.create_task(self._busy.wait())
+            await asyncio.wait({busy}, timeout=LINGER_S)
+            if not busy.done():
+                busy.cancel()
+                return True
+        return False
 
     async def _idle_within(self, seconds: float) -> bool:
         try:
@@ -172,6 +192,7 @@ class Door:
         self._answers.discard(answer)
         if not self._answers:
             self._idle.set()
+            self._busy.clear()
 
     def refuse_without_broker(self) -> None:
         """HeadraceError stage_unavailable at once, where asking would only take longer."""
@@ -179,7 +200,7 @@ class Door:
             raise HeadraceError("stage_unavailable", "the message broker does not answer")
 
     def _refuse_if_full(self) -> None:
-        if self.draining:
+        if self._stopped:
             raise HeadraceError("shutting_down", "the gateway stops; ask another one")
         if len(self._answers) >= self.settings.requests_max:
             raise HeadraceError("overloaded", f"{self.settings.requests_max} requests are in flight, and no more fit")
@@ -267,6 +288,7 @@ class Door:
         answer = Answer(record, follow, self.bus.clock, self.metrics, self)
         self._answers.add(answer)
         self._idle.clear()
+        self._busy.set()
         return answer
 
 

@@ -1,13 +1,12 @@
 """The gateway as a process: routes, the listener, and the way it stops.
 
-It stops in this order: /readyz says no and new requests are refused; running streams finish, drain_s at most; those
-that remain end with shutting_down; the listener closes; the bus is closed by whoever opened it
-(runtime/lifecycle.py).
+It stops in this order: /readyz says no, and each answer closes its connection; a listener that a supervisor keeps is
+left to the successor; running streams finish, drain_s at most; new requests are refused, and streams that remain end
+with shutting_down; the listener closes; the bus is closed by whoever opened it (runtime/lifecycle.py).
 """
 
 import asyncio
 import contextlib
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -19,17 +18,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import openai_api, requests_api
 from gateway.admission import Door
-from gateway.auth import is_loopback
+from gateway.listener import StartError, inherit, listen
 from gateway.responses import Endpoint, JsonResponse, guarded, on_http_exception
 from gateway.websocket_api import FRAME_BYTES_MAX, websocket
 from runtime import lifecycle
 from runtime.bus import Bus
 from runtime.nats_bus import NatsBus
 from runtime.settings import Settings
-from schemas.limits import GIVEN_UP_S, PAYLOAD_BYTES_MAX, SLOW_READER_S
+from schemas.limits import PAYLOAD_BYTES_MAX
 from schemas.subjects import Stage
 
 log = structlog.get_logger()
@@ -39,14 +39,6 @@ CONTENT_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'uns
 CLOSE_S = 3  # for connections that are still open once every stream has ended
 
 OnReady = Callable[[str], None]
-
-
-class StartError(Exception):
-    """The gateway cannot listen; the message is one line for the operator. status is the process's exit status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def create_app(settings: Settings, bus: Bus) -> Starlette:
@@ -133,26 +125,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound listener; StartError when the address is taken, or reaches beyond this machine."""
-    if not is_loopback(host):
-        message = f"host {host} can be reached from other machines, and there are no API keys yet; use 127.0.0.1"
-        raise StartError(message, 2)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}", 1) from error
-    listener.setblocking(False)
-    if sys.platform == "linux":  # a peer that takes nothing for longer than our own patience is dropped by the kernel
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((SLOW_READER_S + 2 * GIVEN_UP_S) * 1000))
-    return listener
-
-
 def check_broker(bus: Bus) -> None:
     """StartError when the broker takes less than what a request may need."""
     if bus.payload_bytes_max < PAYLOAD_BYTES_MAX:
@@ -166,11 +138,11 @@ def check_broker(bus: Bus) -> None:
 async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event, on_ready: OnReady | None = None) -> None:
     """Serves until stop is set, then drains; on_ready gets the URL once requests are answered. StartError."""
     check_broker(bus)
-    listener = listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port) if settings.listen_fd is None else inherit(settings.listen_fd)
     app = create_app(settings, bus)
     door: Door = app.state.door
     await door.open()
-    server = _Server(_config(app))
+    server = _Server(_config(_CloseWhileDraining(app, door)))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = (f"[{settings.host}]" if ":" in settings.host else settings.host), listener.getsockname()[1]
     url = f"http://{host}:{port}"
@@ -180,13 +152,32 @@ async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event, on_ready:
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    if settings.listen_fd is not None:
+        for accepting in server.servers:
+            accepting.close()
     await door.drain(settings.drain_s)
     server.should_exit = True
     await serving
     await door.fleet.close()
 
 
-def _config(app: Starlette) -> uvicorn.Config:
+class _CloseWhileDraining:
+    """Tells HTTP clients of a gateway that stops to come back on a new connection."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def tell(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._door.draining:
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, tell)
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",
@@ -209,8 +200,15 @@ def run(settings: Settings, on_ready: OnReady | None = None) -> int:
         await serve(settings, bus, stop, on_ready)
 
     try:
-        listen(settings.host, settings.port).close()  # before the broker is waited for
+        _check_listener(settings)  # before the broker is waited for
         return lifecycle.run("gateway", settings, serve_ready)
     except StartError as error:
         print(f"headrace gateway: {error}", file=sys.stderr)
         return error.status
+
+
+def _check_listener(settings: Settings) -> None:
+    if settings.listen_fd is None:
+        listen(settings.host, settings.port).close()
+    else:
+        inherit(settings.listen_fd).detach()

@@ -104,6 +104,8 @@ class Desk:
     def _begin(self, frame: Start | Resume) -> None:
         if frame.id in self._tasks:
             raise HeadraceError("invalid_value", f"id: {frame.id!r} is in use on this socket", "id")
+        if self._door.draining:
+            raise HeadraceError("shutting_down", "the gateway stops; connect anew")
         if len(self._tasks) >= SOCKET_REQUESTS_MAX:
             raise HeadraceError("overloaded", f"a socket carries {SOCKET_REQUESTS_MAX} requests at once")
         self._tasks[frame.id] = asyncio.create_task(self._run(frame), name=f"socket-{frame.id}")

@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     # the gateway
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
+    listen_fd: int | None = Field(default=None, ge=3)  # an open listener of the supervisor's, in place of host and port
     deadline_ms: int = Field(default=600_000, ge=1)  # of a request that names none
     keepalive_s: float = Field(default=5.0, gt=0)  # a silent stream gets a comment this often
     requests_max: int = Field(default=1000, ge=1)  # in flight at one gateway

@@ -1,7 +1,8 @@
 """The embedded stack: a broker and one process of each kind, supervised.
 
-A child that dies is started again after a backoff; what it held goes on elsewhere or in its successor. Stopping has an order:
-the gateway first (it finishes its clients' streams, which needs the workers), then the workers, the broker last.
+A child that dies is started again after a backoff; what it held goes on elsewhere or in its successor. The gateway's
+listener is ours, so that whoever connects while it restarts waits a moment, and is not refused. Stopping has an order: the
+gateway first (it finishes its clients' streams, which needs the workers), then the workers, the broker last.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway.listener import listen
 from runtime.nats_bus import backoff_s
 from runtime.settings import PREFIX, Settings
 from scripts import broker
@@ -27,6 +29,7 @@ class Child:
 
     name: str
     command: list[str]
+    inherits: tuple[int, ...] = ()  # file descriptors
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
     failures: int = 0
@@ -34,19 +37,23 @@ class Child:
 
 
 class Stack:
-    """Starts, supervises and stops the processes. Not thread-safe: one thread calls start, tend and stop."""
+    """Starts, supervises and stops the processes. Not thread-safe: one thread calls start, tend and stop.
+
+    gateway.listener.StartError when the port cannot be had.
+    """
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._say = say
         self.home = settings.home
         self._host = settings.host
-        self.port = settings.port or broker.free_port()
+        self._listener = listen(settings.host, settings.port)
+        self.port: int = self._listener.getsockname()[1]
         nats_port = broker.free_port()
         self.nats_url = f"nats://127.0.0.1:{nats_port}"
         self._log_folder = self.home / "logs"
         self._log_folder.mkdir(parents=True, exist_ok=True)
         configuration = broker.write_configuration(self.home, nats_port, settings.broker_memory_mb)
-        own = settings.model_copy(update={"nats_url": self.nats_url, "port": self.port})
+        own = settings.model_copy(update={"nats_url": self.nats_url, "port": self.port, "listen_fd": self._listener.fileno()})
         self._environment = os.environ | own.environment() | {PREFIX + "NATS_URL": self.nats_url}
         python = [sys.executable, "-m", "scripts.cli"]
         self.children = [
@@ -54,7 +61,7 @@ class Stack:
             Child("worker-guardrail", [*python, "worker", "guardrail"]),
             Child("worker-retrieval", [*python, "worker", "retrieval"]),
             *(Child(name, [*python, "worker", "engine"]) for name in _engine_names(settings.engines)),
-            Child("gateway", [*python, "gateway"]),
+            Child("gateway", [*python, "gateway"], (self._listener.fileno(),)),
         ]
 
     @property
@@ -90,6 +97,7 @@ class Stack:
 
     def stop(self, patience_s: float) -> None:
         """Stops everything in order, each kind within patience_s, then by force."""
+        self._listener.close()
         for kind in ("gateway", "worker", "nats"):
             running = [c.process for c in self.children if c.name.startswith(kind) and c.process is not None]
             for process in running:
@@ -104,6 +112,7 @@ class Stack:
 
     def kill(self) -> None:
         """Ends everything at once."""
+        self._listener.close()
         for child in self.children:
             if child.process is not None:
                 child.process.kill()
@@ -117,6 +126,7 @@ class Stack:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
+                pass_fds=child.inherits,
                 start_new_session=True,  # Ctrl-C is ours to pass on, in order
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )

@@ -12,9 +12,9 @@ from types import FrameType
 
 import httpx
 
+from gateway.listener import StartError
 from runtime import model_files
 from runtime.settings import Settings
-from scripts import broker
 from scripts.stack import Stack
 
 READY_PATIENCE_S = 180.0
@@ -122,9 +122,10 @@ def _running(settings: Settings) -> Iterator[Stack]:
         elif not settings.model_path.exists():
             raise UpError(f"model_path {settings.model_path} does not exist")
         model_files.ensure(model_files.EMBEDDER, say, settings.models)
-        if settings.port and not broker.is_free(settings.port):
-            raise UpError(f"port {settings.port} is in use; name another with --port or HEADRACE_PORT")
-        stack = Stack(settings, say)
+        try:
+            stack = Stack(settings, say)
+        except StartError as error:
+            raise UpError(f"{error}; name another port with --port or HEADRACE_PORT") from error
         stack.start()
         state = settings.home / "run.json"
         try:

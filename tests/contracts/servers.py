@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol
 
+import nats.errors
+import nats.js.errors
 import pytest
 
 from runtime.bus import Bus
@@ -31,8 +33,8 @@ class Server(Protocol):
         """It is back, with what it had on file."""
         ...
 
-    async def work_items(self) -> int:
-        """Work items that are not acknowledged."""
+    async def work_items(self) -> int | None:
+        """Work items that are not acknowledged; None when the broker does not say."""
         ...
 
     async def close(self) -> None:
@@ -62,9 +64,12 @@ class RealServer:
         """Another process on the same store and port."""
         self._server.start()
 
-    async def work_items(self) -> int:
-        """What the work stream holds."""
-        info = await self._connections[0]._js.stream_info(subjects.WORK_STREAM)
+    async def work_items(self) -> int | None:
+        """What the work stream holds; None while the broker is away or has just begun anew, where questions get lost."""
+        try:
+            info = await self._connections[0]._js.stream_info(subjects.WORK_STREAM)
+        except (nats.errors.Error, nats.js.errors.Error):
+            return None
         return info.state.messages
 
     async def close(self) -> None:

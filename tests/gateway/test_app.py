@@ -1,6 +1,9 @@
 """The gateway as a process: listening, readiness, metrics, the playground, and the way it stops."""
 
 import asyncio
+import contextlib
+import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,8 @@ import httpx
 import pytest
 import websockets
 
-from gateway.app import StartError, listen, run
+from gateway.app import run
+from gateway.listener import StartError, listen
 from gateway.ownership import Ownership
 from gateway.resume import Record, Registry
 from runtime.nats_bus import NatsBus
@@ -102,39 +106,54 @@ async def test_a_worker_that_falls_silent_is_gone(http: httpx.AsyncClient, monke
 
 
 @pytest.mark.anyio
-async def test_a_drain_refuses_new_work_finishes_streams_and_ends_the_rest_typed(
+async def test_a_drain_serves_who_comes_and_ends_typed_what_outlasts_it(
     broker: NatsServer, bus: NatsBus, engine: FakeEngine
 ) -> None:
-    go = asyncio.Event()
-
     async def behave(job: Job) -> None:
         await job.say("one")
-        await (go if len(engine.jobs) == 1 or job is engine.jobs[0] else asyncio.Event()).wait()
+        if job is engine.jobs[0]:
+            await asyncio.Event().wait()
         await job.finish()
 
     engine.behave = behave
     async with httpx.AsyncClient() as client:
-        async with running_gateway(settings(broker, drain_s=1.0), bus) as url:
-            finishing = asyncio.create_task(client.post(url + "/v1/chat/completions", json=ASK))
+        async with running_gateway(settings(broker, drain_s=2.0), bus) as url:
+            lasting = asyncio.create_task(client.post(url + "/v1/chat/completions", json=ASK))
             await until(lambda: len(engine.jobs) == 1, "the first runs")
-            ending = asyncio.create_task(client.post(url + "/v1/chat/completions", json=ASK))
-            await until(lambda: len(engine.jobs) == 2, "the second runs")
-            watching = asyncio.create_task(_watch_drain(client, url, go))
-        refused = await watching
-        first, second = await finishing, await ending
-    assert refused == (503, "shutting_down")
-    assert first.json()["choices"][0]["message"]["content"] == "one"
-    assert (second.status_code, second.json()["error"]["code"]) == (503, "shutting_down")
+            coming = asyncio.create_task(_ask_once_it_drains(client, url))
+        served, refused = await coming
+        ended = await lasting
+    assert served.json()["choices"][0]["message"]["content"] == "one"
+    assert served.headers["connection"] == "close"
+    assert refused == "shutting_down"
+    assert (ended.status_code, ended.json()["error"]["code"]) == (503, "shutting_down")
     assert engine.cancelled == []
 
 
-async def _watch_drain(client: httpx.AsyncClient, url: str, go: asyncio.Event) -> tuple[int, str]:
-    """Asks anew once /readyz says that the gateway stops, then lets the first stream finish."""
-    while "gateway" not in (await client.get(url + "/readyz")).json()["missing"]:
-        pass
-    answer = await client.post(url + "/v1/chat/completions", json=ASK)
-    go.set()
-    return answer.status_code, answer.json()["error"]["code"]
+async def _ask_once_it_drains(client: httpx.AsyncClient, url: str) -> tuple[httpx.Response, str]:
+    """Once /readyz says that the gateway stops: an HTTP answer, and the code that a socket's start gets."""
+    async with websockets.connect(url.replace("http", "ws") + "/v1/ws", proxy=None) as socket_:
+        while "gateway" not in (await client.get(url + "/readyz")).json()["missing"]:
+            pass
+        answer = await client.post(url + "/v1/chat/completions", json=ASK)
+        await socket_.send(json.dumps({"type": "start", "id": "late", "kind": "chat", "body": ASK}))
+        return answer, json.loads(await socket_.recv())["code"]
+
+
+@pytest.mark.parametrize("kind", ["closed", "not listening"])
+def test_an_inherited_listener_that_is_none_is_one_line_and_a_status(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        descriptor = other.detach()
+        if kind == "closed":
+            os.close(descriptor)
+        try:
+            assert run(Settings(home=Path("unused"), listen_fd=descriptor)) == 2
+        finally:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"listen_fd {descriptor}" in told
 
 
 @pytest.mark.anyio
