@@ -142,6 +142,8 @@ async def serve(settings: Settings, bus: NatsBus, stop: asyncio.Event, on_ready:
     app = create_app(settings, bus)
     door: Door = app.state.door
     await door.open()
+    if settings.listen_fd is not None:  # clients may be waiting for us
+        await door.fleet.settle(_stages_needed(settings))
     server = _Server(_config(_CloseWhileDraining(app, door)))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = (f"[{settings.host}]" if ":" in settings.host else settings.host), listener.getsockname()[1]

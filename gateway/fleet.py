@@ -1,8 +1,9 @@
 """Who is there: the workers that said so lately. It decides whether a request could be served at all, before it is
-queued.
+queued. A stage that is only being restarted counts as there: its work waits in the queue.
 """
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 import structlog
@@ -12,7 +13,7 @@ from schemas import subjects
 from schemas.codec import CodecError
 from schemas.envelope import ChatInput, Envelope, TextInput, TokensInput
 from schemas.errors import HeadraceError
-from schemas.limits import PRESENCE_TIMEOUT_S
+from schemas.limits import PRESENCE_S, PRESENCE_TIMEOUT_S, SUCCESSION_S
 from schemas.presence import ModelCard, Presence
 from schemas.subjects import Stage
 
@@ -34,12 +35,25 @@ class Fleet:
         self._bus = bus
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._models_seen: set[str] = set()
+        self._ready_at: dict[tuple[Stage, str | None], float] = {}  # by stage and model, the loop's time; bounded as models
+        self._told = asyncio.Event()
         self._subscription: Subscription | None = None
 
     async def open(self) -> None:
         """Listens to broadcasts and calls the roll."""
         self._subscription = await self._bus.subscribe(subjects.ALIVE_ALL, self._on_presence)
         await self._bus.publish(subjects.ROLLCALL, b"")
+
+    async def settle(self, stages: tuple[Stage, ...]) -> None:
+        """Returns when every one of the stages has a ready worker, or when all workers have had the time to say so."""
+
+        async def until_there() -> None:
+            while self.missing(stages):
+                self._told.clear()
+                await self._told.wait()
+
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(until_there(), 2 * PRESENCE_S)
 
     async def close(self) -> None:
         """Stops listening."""
@@ -55,9 +69,14 @@ class Fleet:
         except CodecError as error:
             log.warning("presence_undecodable", error=str(error))
             return
-        self._seen[presence.stage, presence.worker] = _Seen(presence, asyncio.get_running_loop().time())
-        if presence.model is not None and len(self._models_seen) < MODELS_SEEN_MAX:
-            self._models_seen.add(presence.model.id)
+        now = asyncio.get_running_loop().time()
+        model = None if presence.model is None else presence.model.id
+        self._seen[presence.stage, presence.worker] = _Seen(presence, now)
+        if model is not None and len(self._models_seen) < MODELS_SEEN_MAX:
+            self._models_seen.add(model)
+        if presence.ready and (model is None or model in self._models_seen):
+            self._ready_at[presence.stage, model] = now
+        self._told.set()
 
     def alive(self) -> list[Presence]:
         """Every worker that is there, ready or not."""
@@ -96,13 +115,22 @@ class Fleet:
             message = f"no engine serves the model {envelope.model!r}; there are: {', '.join(known)}"
             raise HeadraceError("model_not_found", message, "model")
         stages: tuple[Stage, ...] = (*envelope.slip, "guard") if envelope.rails.guards_output else envelope.slip
-        missing = self.missing(stages, envelope.model)
+        missing = {
+            stage: reason
+            for stage, reason in self.missing(stages, envelope.model).items()
+            if not self._succeeds(stage, envelope.model)
+        }
         if missing:
             reasons = "; ".join(f"{stage}: {reason}" for stage, reason in missing.items())
             raise HeadraceError("stage_unavailable", f"this request cannot be served now: {reasons}")
         for card in self.models():
             if card.id == envelope.model:
                 _refuse_what_cannot_fit(card, envelope)
+
+    def _succeeds(self, stage: Stage, model: str) -> bool:
+        """Whether the stage was ready so lately that somebody will take over what it is given."""
+        ready_at = self._ready_at.get((stage, model if stage == "engine" else None))
+        return ready_at is not None and asyncio.get_running_loop().time() - ready_at < SUCCESSION_S
 
 
 def _lack(alive: list[Presence], stage: Stage, model: str | None) -> str | None:

@@ -29,6 +29,9 @@ DELIVERIES_MAX = 10  # of work whose holders die without a word
 PRESENCE_S = 1.0
 PRESENCE_TIMEOUT_S = 3.5
 
+# A stage whose last ready worker went less than this ago (seconds) still gets work: its queue is durable, a successor comes.
+SUCCESSION_S = 30.0
+
 # A published message id is remembered by the broker for this long (seconds).
 DUPLICATE_WINDOW_S = 120.0
 
@@ -61,6 +64,6 @@ assert PASSAGE_CHARS_MAX * 4 * TOP_K_PASSAGES_MAX < PAYLOAD_BYTES_MAX - PART_BYT
 assert DEADLINE_MS_MAX / 1000 < WORK_AGE_S
 assert DEADLINE_MS_MAX / 1000 + LOG_AGE_S < REQUEST_RECORD_S
 assert 3 * BEAT_S < ACK_WAIT_S
-assert 3 * PRESENCE_S < PRESENCE_TIMEOUT_S
+assert 3 * PRESENCE_S < PRESENCE_TIMEOUT_S < SUCCESSION_S
 assert ATTEMPTS_MAX < DELIVERIES_MAX
 assert DELIVERIES_MAX * ACK_WAIT_S < DUPLICATE_WINDOW_S

@@ -48,6 +48,22 @@ async def test_an_engine_that_is_not_ready_is_named_with_its_reason(
     assert "loading weights" in answer.json()["error"]["message"]
 
 
+async def test_a_stage_that_was_ready_a_moment_ago_still_gets_work_and_later_not(
+    broker: NatsServer, bus: NatsBus, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is being restarted has a durable queue: its clients wait a moment, and are not refused."""
+    async with running_gateway(settings(broker), bus) as url, httpx.AsyncClient(base_url=url) as client:
+        engine.presence = engine.presence.model_copy(update={"ready": False, "reason": "it stops"})
+        await engine.tell()
+        while (await client.get("/readyz")).status_code == 200:
+            pass
+        taken = await client.post("/v1/chat/completions", json=ASK)
+        monkeypatch.setattr("gateway.fleet.SUCCESSION_S", 0.0)
+        refused = await client.post("/v1/chat/completions", json=ASK)
+    assert taken.status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stage_unavailable")
+
+
 async def test_without_any_engine_a_model_is_not_unknown_but_unavailable(broker: NatsServer, bus: NatsBus) -> None:
     async with unready_gateway(settings(broker), bus) as client:
         answer = await client.post("/v1/chat/completions", json=ASK)
