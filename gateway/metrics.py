@@ -56,6 +56,8 @@ class Metrics:
         self.endings = Counter("headrace_gateway_endings", "Streams by how they ended", ("outcome",), registry=registry)
         self.tokens = Counter("headrace_gateway_tokens", "Tokens passed to clients", registry=registry)
         self.gaps = Counter("headrace_gateway_gaps_filled", "Holes in live streams", registry=registry)
+        repeated = "Live tokens that came again, and were not passed on again"
+        self.repeated = Counter("headrace_gateway_repeated_tokens", repeated, registry=registry)
         self.registry.register(_Workers(fleet))
 
     def text(self) -> bytes:

@@ -24,6 +24,7 @@ from schemas.subjects import new_request_id
 log = structlog.get_logger()
 
 RETRIED = (429, 503)  # statuses that carry Retry-After
+AS_OFTEN_AS_PAYS = ("deadline_exceeded", "attempts_exhausted")  # a client's blind retry would only spend as much again
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -36,11 +37,13 @@ class JsonResponse(Response):
 
 
 class ErrorResponse(JsonResponse):
-    """A typed error; the guard adds Retry-After."""
+    """A typed error; the guard adds Retry-After. OpenAI's clients ask 408, 409 and 5xx again unless x-should-retry says no."""
 
     def __init__(self, error: HeadraceError, part: dict[str, Any]) -> None:
         super().__init__(error_body(error) | part, error.meaning.status)
         self.code = error.code
+        if not error.meaning.retryable or error.code in AS_OFTEN_AS_PAYS:
+            self.headers["x-should-retry"] = "false"
 
 
 def error_response(error: HeadraceError, part: dict[str, Any] | None = None) -> ErrorResponse:

@@ -19,7 +19,7 @@ from schemas.events import Failed, Terminal, Tokens
 from schemas.limits import LOG_AGE_S
 from schemas.timeline import Timeline
 
-RECORDS_MAX = 10_000
+RECORDS_MAX = 4_096
 SAID_AGAIN_S = 1.0  # after the broker's death its publishers say again what its logs have lost
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]

@@ -62,6 +62,11 @@ class Follow:
         """The next token that will be delivered."""
         return self._sequencer.index
 
+    @property
+    def repeated(self) -> int:
+        """Live tokens that came again, and were not delivered again."""
+        return self._sequencer.repeated
+
     async def open(self) -> None:
         """Listens; before the work is published, so that nothing is missed. BusUnavailable."""
         self._subscription = await self._bus.subscribe(self._subject, self._on_message)

@@ -55,13 +55,17 @@ IGNORE = Ignore()
 
 
 class Sequencer:
-    """Where one reader of one request stands. index is the next token to deliver; start is the first one wanted."""
+    """Where one reader of one request stands. index is the next token to deliver; start is the first one wanted.
+
+    repeated counts the live tokens that were not delivered because they had been, or came from a fenced attempt.
+    """
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
         self.index = start
         self.epoch = 0
         self.ended = False
+        self.repeated = 0
         self._log_epoch = 0
         self._texts: list[str] = []  # of tokens [start, index)
         self._ahead: dict[int, Tokens] = {}  # beyond a hole, by index
@@ -74,7 +78,12 @@ class Sequencer:
 
     def take(self, event: Event) -> list[Action]:
         """One live event."""
-        if self.ended or event.epoch < self.epoch:
+        if self.ended:
+            return [IGNORE]
+        stale = event.epoch < self.epoch
+        if isinstance(event, Tokens):
+            self.repeated += len(event.texts) if stale else max(0, min(event.end, self.index) - event.index)
+        if stale:
             return [IGNORE]
         self.epoch = event.epoch
         return self._consider(event)

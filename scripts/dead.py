@@ -9,13 +9,15 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from gateway import ownership
+from gateway.ownership import Ownership
 from runtime.bus import BusError
 from runtime.nats_bus import NatsBus
 from runtime.settings import Settings
 from schemas import subjects
 from schemas.codec import CodecError
 from schemas.dead_letter import DeadLetter
-from schemas.envelope import Envelope
+from schemas.envelope import ChatInput, Envelope
 from schemas.timeline import Timeline
 from scripts.up import running_nats_url
 
@@ -96,8 +98,10 @@ async def _replay(bus: NatsBus, number: int) -> int:
     letter = await _find(bus, number)
     if letter is None:
         return 1
-    again = renewed(Envelope.decode(letter.input), bus.clock.now_us())
+    dead = Envelope.decode(letter.input)
+    again = renewed(dead, bus.clock.now_us())
     data = again.encode()
+    await ownership.write(bus, await _owned(bus, dead, again))
     # What comes after the rails needs its guard published with it, as the rails stage would have done.
     if letter.stage != "rails" and again.rails.guards_output:
         await bus.publish_confirmed(subjects.work("guard"), data, f"{again.request}:guard")
@@ -111,3 +115,19 @@ def renewed(envelope: Envelope, now_us: int) -> Envelope:
     patience_us = envelope.deadline_us - envelope.timeline.start_us
     changes = {"request": subjects.new_request_id(), "deadline_us": now_us + patience_us, "timeline": Timeline(now_us)}
     return envelope.model_copy(update=changes)
+
+
+async def _owned(bus: NatsBus, dead: Envelope, again: Envelope) -> Ownership:
+    """Whose the new request is: the same tenant's, who may ask for it by its id. Nobody listens yet, so it is kept."""
+    first = await ownership.read(bus, dead.request)
+    return Ownership(
+        request=again.request,
+        tenant=again.tenant,
+        model=again.model,
+        kind="chat" if isinstance(again.input, ChatInput) else "completion",
+        created_us=again.timeline.start_us,
+        deadline_us=again.deadline_us,
+        fingerprint=first.fingerprint if first else "",
+        on_disconnect="keep",
+        timings=first.timings if first else False,
+    )

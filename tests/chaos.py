@@ -2,8 +2,9 @@
 
 A whole stack (two engines) serves 16 concurrent greedy streams of the real small model, each with its undisturbed text known.
 Every few seconds one process is killed (SIGKILL) or stopped past its lease and continued (SIGSTOP, SIGCONT). Clients do what
-clients should: a broken stream is resumed from its next index, a request that was never accepted is sent again. Exit status 1
-when a request has not exactly one terminal event, or a text differs.
+clients should: a broken stream is resumed from its next index, a request that was never accepted is sent again. What gateways
+removed and repaired is read from their metrics, a quarter of a second before a death at the latest. Exit status 1 when a
+request has not exactly one terminal event, or a text differs.
 """
 
 import argparse
@@ -40,6 +41,8 @@ class Tally:
     resumes: int = 0
     resends: int = 0
     duplicates: int = 0  # tokens that came again on a resume, and were not shown
+    repeated: dict[int, float] = field(default_factory=dict)  # tokens that a gateway removed, by its process id
+    gaps: dict[int, float] = field(default_factory=dict)  # holes that a gateway filled, by its process id
     faults: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)  # typed errors, which are an answer but not the text
 
@@ -155,6 +158,26 @@ async def strike(stack: RunningStack, rnd: random.Random, tally: Tally, until: f
         await task
 
 
+async def watch(stack: RunningStack, tally: Tally) -> None:
+    """Keeps each gateway's last counters, since they die with it."""
+    while True:
+        await asyncio.sleep(0.25)
+        pid = stack.pid("gateway")
+        try:
+            async with httpx.AsyncClient(timeout=2.0) as client:
+                text = (await client.get(stack.url + "/metrics")).text
+        except httpx.HTTPError:
+            continue
+        if pid is None or pid != stack.pid("gateway"):
+            continue
+        for line in text.splitlines():
+            name, _, value = line.partition(" ")
+            if name == "headrace_gateway_repeated_tokens_total":
+                tally.repeated[pid] = float(value)
+            elif name == "headrace_gateway_gaps_filled_total":
+                tally.gaps[pid] = float(value)
+
+
 async def _continue_later(pid: int) -> None:
     await asyncio.sleep(STOP_S)
     try:
@@ -185,8 +208,10 @@ async def run(stack: RunningStack, minutes: float, every_s: float, seed: int) ->
             tally.requests += 1
             judge(await ask(stack.url, prompt, tally), expected[prompt], tally)
 
+    watching = asyncio.create_task(watch(stack, tally))
     await asyncio.gather(*(client(number) for number in range(STREAMS)))
     await storm
+    watching.cancel()
     return tally
 
 
@@ -221,7 +246,8 @@ def main() -> int:
                 "by_kind": dict(tally.kills),
                 "resumes": tally.resumes,
                 "sent_again": tally.resends,
-                "duplicates_removed": tally.duplicates,
+                "duplicates_removed": tally.duplicates + int(sum(tally.repeated.values())),
+                "gaps_repaired": int(sum(tally.gaps.values())),
                 "typed_errors": dict(tally.errors),
                 "lost": len(tally.faults),
                 "faults": tally.faults[:20],

@@ -73,6 +73,7 @@ async def test_another_body_under_the_key_is_a_conflict_that_names_both(pair: Pa
         answer = await post(client, ASK | {"seed": 1})
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (409, "idempotency_conflict", "Idempotency-Key")
+        assert answer.headers["x-should-retry"] == "false"
         assert "'order-7'" in error["message"]
         assert request in error["message"]
     assert len(engine.jobs) == 1

@@ -291,6 +291,7 @@ async def test_a_deadline_that_no_worker_minds_is_minded_by_the_gateway(http: ht
     engine.behave = silent
     answer = await http.post("/v1/chat/completions", json=ASK | {"headrace": {"deadline_ms": 1}})
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert answer.headers["x-should-retry"] == "false"
     await until(lambda: len(engine.cancelled) == 1, "the cancel broadcast")
 
 

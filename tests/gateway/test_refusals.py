@@ -170,6 +170,7 @@ async def test_more_requests_than_fit_are_told_to_come_again(broker: NatsServer,
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
     assert (second.status_code, second.json()["error"]["code"]) == (429, "overloaded")
+    assert "x-should-retry" not in second.headers
     assert second.headers["retry-after"] == "1"
 
 

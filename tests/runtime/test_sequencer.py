@@ -45,6 +45,15 @@ def test_a_duplicate_is_ignored_and_an_overlap_is_cut() -> None:
     assert sequencer.take(tokens(1, 1, "b", "c")) == [Deliver(Tokens(1, 2, (1,), ("c",)))]
 
 
+def test_what_came_again_live_is_counted_and_what_the_log_repeats_is_not() -> None:
+    sequencer = Sequencer()
+    sequencer.take(tokens(1, 0, "a", "b"))
+    sequencer.take(tokens(2, 1, "b", "c"))
+    sequencer.take(tokens(1, 2, "c", "d"))
+    sequencer.take_log(tokens(2, 0, "a", "b", "c"))
+    assert (sequencer.index, sequencer.repeated) == (3, 3)
+
+
 def test_an_older_epoch_is_fenced() -> None:
     sequencer = Sequencer()
     sequencer.take(tokens(2, 0, "a"))

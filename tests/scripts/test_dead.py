@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gateway import ownership
 from runtime.bus import Delivery
 from runtime.nats_bus import NatsBus
 from runtime.settings import Settings
@@ -45,6 +46,9 @@ async def test_a_letter_is_listed_shown_and_replayed_with_its_guard(bus: NatsBus
     await until(lambda: len(got) == 2, "guard and engine")
     assert {one.request for one in got.values()} == {new}
     assert new != item.request
+    owned = await ownership.read(bus, new)
+    assert owned is not None
+    assert (owned.tenant, owned.model, owned.on_disconnect) == (item.tenant, item.model, "keep")
 
 
 def test_no_broker_is_said_in_one_line(broker: NatsServer, tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
