@@ -26,7 +26,7 @@ HOMES = {
     "lancedb": {"workers/retrieval/store_lancedb.py"},
     "flash_attn": {"workers/engine/attention/flash.py"},
 }
-PURE_ENGINE = ("request", "blocks", "waiting", "scheduler", "plan", "detokenizer", "finish")
+PURE_ENGINE = ("request", "blocks", "prefixes", "waiting", "scheduler", "plan", "detokenizer", "finish")
 REGISTRIES = ("pypi" + ".org", "python" + "hosted", "registry" + ".npmjs", "deb" + ".debian")
 
 

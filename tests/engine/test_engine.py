@@ -29,7 +29,7 @@ class _Bench:
         while not self.engine.idle:
             outputs += self.engine.step()
             self.scheduler.check()
-        assert self.scheduler.statistics().blocks_free == self.scheduler.statistics().blocks
+        assert self.scheduler.statistics().blocks_owned == 0
         return outputs
 
 

@@ -9,13 +9,14 @@ from schemas.subjects import Priority
 from tests.engine.fakes import sampling
 from workers.engine.plan import StepPlan, StepResult
 from workers.engine.request import Sequence
-from workers.engine.scheduler import DEADLINES_SPARE, Scheduler
+from workers.engine.scheduler import DEADLINES_SPARE, PREEMPTIONS_BY_CLASS_MAX, Scheduler
 
 
 def _add(
     scheduler: Scheduler, name: str, prompt: int, priority: Priority = "standard", now_us: int = 0, **options: Any
 ) -> Sequence:
-    sequence = Sequence(name, "tenant", priority, tuple(range(prompt)), sampling(**options), now_us, 10**12)
+    """A sequence of a tenant of its own, so that it shares no blocks."""
+    sequence = Sequence(name, name, priority, tuple(range(prompt)), sampling(**options), now_us, 10**12)
     scheduler.add(sequence)
     return sequence
 
@@ -96,7 +97,6 @@ def test_a_full_engine_preempts_the_latest_batch_sequence_for_an_interactive_one
     _add(scheduler, "i", 5, "interactive")
     assert _step(scheduler) == {"s": (6, 7), "b1": (6, 7), "i": (0, 5)}
     assert scheduler.statistics().preemptions == 1
-    assert scheduler.statistics().tokens_recomputed == 6
     assert scheduler.statistics().waiting == {"interactive": 0, "standard": 1, "batch": 1}
 
 
@@ -128,9 +128,10 @@ def test_without_blocks_the_latest_gives_way_and_is_computed_again_from_prompt_a
     for _ in range(2):
         _step(scheduler)  # 7 known, then 8: both fill two blocks
     assert _step(scheduler) == {"first": (8, 9)}
-    assert (second.preemptions, second.tokens_recomputed, second.tokens_computed) == (1, 8, 0)
+    assert (second.preemptions, second.preemptions_by_class, second.tokens_computed) == (1, 0, 0)
     scheduler.cancel("first")
-    assert _step(scheduler) == {"second": (0, 9)}
+    assert _step(scheduler) == {"second": (4, 9)}  # the first of its blocks was still cached, the last one was not
+    assert second.tokens_recomputed == 4
     assert second.known(5, 9) == (5, 6, 7, 7)
 
 
@@ -209,7 +210,7 @@ def test_a_cancel_in_each_state_brings_the_blocks_home() -> None:
         scheduler.check()
     _add(scheduler, "decoding", 2)  # of the same name, and not in that plan
     assert scheduler.commit(plan, StepResult({"decoding": 1}), 0) == []
-    assert scheduler.statistics().blocks_free == 8
+    assert scheduler.statistics().blocks_owned == 0
     scheduler.cancel("decoding")
     assert scheduler.plan(0) is None
 
@@ -244,3 +245,83 @@ def test_ended_sequences_leave_nothing_behind() -> None:
         )
         scheduler.cancel(f"r{number}")
     assert len(scheduler._deadlines) <= 2 * DEADLINES_SPARE
+
+
+def _of_tenant(scheduler: Scheduler, name: str, tenant: str, prompt: range, priority: Priority = "standard") -> Sequence:
+    sequence = Sequence(name, tenant, priority, tuple(prompt), sampling(), 0, 10**12)
+    scheduler.add(sequence)
+    return sequence
+
+
+def test_a_prefix_is_found_by_its_tenant_alone_and_one_row_is_always_computed() -> None:
+    scheduler = Scheduler(100, 4, budget_tokens=50, slots=4, context_tokens=100)
+    _of_tenant(scheduler, "first", "t", range(8))
+    assert _step(scheduler) == {"first": (0, 8)}
+    _of_tenant(scheduler, "same", "t", range(8))
+    _of_tenant(scheduler, "longer", "t", range(11))
+    _of_tenant(scheduler, "stranger", "other", range(8))
+    assert _step(scheduler) == {"first": (8, 9), "same": (4, 8), "longer": (8, 11), "stranger": (0, 8)}
+    statistics = scheduler.statistics()
+    assert (statistics.prefix_hits, statistics.prefix_tokens) == (2, 12)
+
+
+def test_what_is_planned_but_not_computed_is_found_by_nobody() -> None:
+    scheduler = Scheduler(100, 4, budget_tokens=50, slots=4, context_tokens=100)
+    _of_tenant(scheduler, "failed", "t", range(8))
+    assert scheduler.plan(0) is not None  # and the runner fails: nothing is committed
+    scheduler.cancel("failed")
+    _of_tenant(scheduler, "next", "t", range(9))
+    assert _step(scheduler) == {"next": (0, 9)}
+
+
+def test_a_cancelled_sequence_leaves_its_computed_full_blocks_to_others() -> None:
+    scheduler = Scheduler(100, 4, budget_tokens=6, slots=4, context_tokens=100)
+    _of_tenant(scheduler, "cancelled", "t", range(12))
+    _step(scheduler)
+    scheduler.cancel("cancelled")
+    scheduler.check()
+    assert scheduler.statistics().blocks_cached == 1
+    sequence = _of_tenant(scheduler, "next", "t", range(9))
+    assert _step(scheduler) == {"next": (4, 9)}
+    assert sequence.cached_tokens == 4
+
+
+def test_an_interactive_request_among_slots_full_of_batch_work_is_in_the_next_step() -> None:
+    scheduler = Scheduler(100, 4, budget_tokens=16, slots=4, context_tokens=100)
+    for number in range(6):
+        _add(scheduler, f"b{number}", 8, "batch")
+    for _ in range(4):
+        _step(scheduler)
+    interactive = _add(scheduler, "i", 10, "interactive", 50)
+    assert _step(scheduler, 60)["i"] == (0, 10)
+    assert interactive.first_token_us == 60
+
+
+def test_who_made_room_for_a_higher_class_so_often_is_left_alone() -> None:
+    scheduler = Scheduler(100, 4, budget_tokens=50, slots=1, context_tokens=100)
+    batch = _add(scheduler, "b", 5, "batch")
+    for number in range(PREEMPTIONS_BY_CLASS_MAX):
+        _step(scheduler)
+        _add(scheduler, f"i{number}", 5, "interactive")
+        assert "b" not in _step(scheduler)
+        scheduler.cancel(f"i{number}")
+    _step(scheduler)
+    _add(scheduler, "late", 5, "interactive")
+    assert _step(scheduler).keys() == {"b"}
+    assert (batch.preemptions, batch.preemptions_by_class) == (PREEMPTIONS_BY_CLASS_MAX, PREEMPTIONS_BY_CLASS_MAX)
+
+
+def test_a_prompt_of_3000_tokens_stops_none_of_eight_streams() -> None:
+    scheduler = Scheduler(400, 16, budget_tokens=512, slots=16, context_tokens=4096)
+    streams = {f"s{number}" for number in range(8)}
+    for name in sorted(streams):
+        _add(scheduler, name, 20)
+    _step(scheduler)
+    long = _add(scheduler, "long", 3000)
+    for _ in range(6):  # 504 tokens a step are left for it
+        plan = scheduler.plan(0)
+        assert plan is not None
+        assert plan.tokens <= 512
+        assert {chunk.request for chunk in plan.chunks if chunk.samples} >= streams
+        _commit(scheduler, plan)
+    assert len(long.output_ids) == 1

@@ -109,7 +109,7 @@ class FakeThread:
             stream.put_nowait(HeadraceError("internal", "the engine failed in a step"))
             return
         usage = Usage(len(request.prompt_ids), len(ids))
-        account = Account(queued_us, queued_us, first_us, usage, 0, 0)
+        account = Account(queued_us, queued_us, first_us, usage, 0, 0, 0)
         stream.put_nowait(Output(request.request, len(ids), finish=Finish("length", usage), account=account))
 
     def _shall_fail(self, prompt: tuple[int, ...], script: Script) -> bool:

@@ -77,6 +77,7 @@ class Account:
     """What one ended request took here: instants of the engine's clock in microseconds (None: it never came so far), tokens.
 
     queue: [queued_us, scheduled_us), prefill: [scheduled_us, first_token_us), decode: from there to the end.
+    preemptions_by_class: those of the preemptions that let a higher class start; there is a cap on them.
     """
 
     queued_us: int
@@ -84,6 +85,7 @@ class Account:
     first_token_us: int | None
     usage: Usage
     preemptions: int
+    preemptions_by_class: int
     tokens_recomputed: int
 
 
@@ -114,8 +116,9 @@ class _Live:
             queued_us=sequence.queued_us,
             scheduled_us=sequence.scheduled_us,
             first_token_us=sequence.first_token_us,
-            usage=Usage(len(sequence.prompt_ids), self.emitter.drawn),
+            usage=Usage(len(sequence.prompt_ids), self.emitter.drawn, sequence.cached_tokens),
             preemptions=sequence.preemptions,
+            preemptions_by_class=sequence.preemptions_by_class,
             tokens_recomputed=sequence.tokens_recomputed,
         )
 

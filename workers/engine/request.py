@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from schemas.envelope import Sampling
 from schemas.subjects import PRIORITIES, Priority
+from workers.engine.prefixes import Prefix, follow, root
 
 RANKS: dict[Priority, int] = {priority: rank for rank, priority in enumerate(PRIORITIES)}
 
@@ -33,6 +34,9 @@ class Sequence:
 
     tokens_computed: int = 0
     blocks: tuple[int, ...] = ()  # a tuple, so that a step can hand it out without a copy
+    prefixes: list[Prefix] = field(default_factory=list)  # of the first full blocks of known tokens; grows when asked for
+    blocks_registered: int = 0  # of its blocks, those that it was given from the cache or has registered itself
+    cached_tokens: int = 0  # of the prompt, those that the cache held when it first began to run
 
     rank: int = 0  # 0 goes first; starts as the class's rank and falls while the sequence waits
     waiting_since_us: int | None = None  # None while it runs
@@ -45,7 +49,9 @@ class Sequence:
     scheduled_us: int | None = None  # when it first began to run
     first_token_us: int | None = None
     preemptions: int = 0
-    tokens_recomputed: int = 0  # computed positions that preemption threw away
+    preemptions_by_class: int = 0  # those of them that made room for a higher class to start
+    tokens_lost: int = 0  # computed positions that the last preemption gave away; some may still be cached at the restart
+    tokens_recomputed: int = 0  # positions to be computed a second time, because of preemption
 
     @property
     def tokens_known(self) -> int:
@@ -68,3 +74,12 @@ class Sequence:
         if start >= prompt:
             return tuple(self.output_ids[start - prompt : end - prompt])
         return self.prompt_ids[start:end] + tuple(self.output_ids[: max(0, end - prompt)])
+
+    def prefix(self, number: int, block_tokens: int) -> Prefix:
+        """What its block of this number holds once it is full; known tokens must reach to the block's end."""
+        while len(self.prefixes) <= number:
+            start = len(self.prefixes) * block_tokens
+            assert start + block_tokens <= self.tokens_known, f"{self.request}: block {number} is not full"
+            parent = self.prefixes[-1].digest if self.prefixes else root(self.tenant)
+            self.prefixes.append(follow(parent, self.known(start, start + block_tokens)))
+        return self.prefixes[number]

@@ -11,6 +11,7 @@ others, and fits alone, since no admitted sequence can outgrow the cache. Order 
 """
 
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -23,6 +24,7 @@ from workers.engine.request import Sequence
 from workers.engine.waiting import WaitingQueue
 
 WAITING_MAX = 1024
+PREEMPTIONS_BY_CLASS_MAX = 3
 AGE_US = 30_000_000
 DEADLINES_SPARE = 64
 
@@ -37,14 +39,20 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatistics:
-    """A snapshot. Counters (tokens, preemptions) grow from the scheduler's start."""
+    """A snapshot. Counters (prefixes, tokens, preemptions) grow from the scheduler's start.
+
+    prefix_hits: starts that found computed blocks in the cache; prefix_tokens: positions that they did not compute.
+    """
 
     waiting: dict[Priority, int]
     running: int
     slots: int
     blocks: int
     blocks_free: int
+    blocks_cached: int
     blocks_owned: int
+    prefix_hits: int
+    prefix_tokens: int
     tokens_computed: int
     tokens_drawn: int
     tokens_recomputed: int
@@ -98,6 +106,7 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._deadlines: list[tuple[int, int, Sequence]] = []  # heap; most entries of ended sequences are dropped late
         self._arrivals = 0
+        self._prefix_hits = self._prefix_tokens = 0
         self._tokens_computed = self._tokens_drawn = self._tokens_recomputed = self._preemptions = 0
 
     # ---- sequences in and out
@@ -184,6 +193,7 @@ class Scheduler:
                 continue  # cancelled while the step ran
             sequence.tokens_computed = chunk.end
             self._tokens_computed += len(chunk.token_ids)
+            self._register(sequence)
             if chunk.samples:
                 advances.append(self._draw(sequence, result.drawn[chunk.request], now_us))
         return advances
@@ -198,7 +208,10 @@ class Scheduler:
             slots=self.slots,
             blocks=self._pool.blocks,
             blocks_free=self._pool.free,
+            blocks_cached=self._pool.cached,
             blocks_owned=self._pool.owned,
+            prefix_hits=self._prefix_hits,
+            prefix_tokens=self._prefix_tokens,
             tokens_computed=self._tokens_computed,
             tokens_drawn=self._tokens_drawn,
             tokens_recomputed=self._tokens_recomputed,
@@ -231,28 +244,69 @@ class Scheduler:
     def _victims(self, candidate: Sequence) -> list[Sequence] | None:
         """Whom the candidate's start preempts: nobody when there is room; None when it must wait.
 
-        Only interactive requests preempt, and only sequences of lower rank, last in order first.
+        Only interactive requests preempt, and only sequences of lower rank, last in order first. One that was preempted
+        PREEMPTIONS_BY_CLASS_MAX times for a higher class is left alone.
         """
+        found = self._cached_blocks(candidate)
+        unclaimed = Counter(block for block in found if self._pool.references(block) == 0)
         slots_short = len(self._running) + 1 - self.slots
-        blocks_short = self._blocks(candidate.tokens_known + 1) - self._blocks_spare()
+        blocks_short = self._blocks(candidate.tokens_known + 1) - len(found) + len(unclaimed) - self._blocks_spare()
         victims: list[Sequence] = []
+        given_up: Counter[int] = Counter()
         for sequence in reversed(self._running):
             if slots_short <= 0 and blocks_short <= 0:
                 break
             if candidate.priority != "interactive" or sequence.rank <= candidate.rank:
                 return None
+            if sequence.preemptions_by_class >= PREEMPTIONS_BY_CLASS_MAX:
+                continue
             victims.append(sequence)
             slots_short -= 1
-            blocks_short -= self._blocks(sequence.tokens_known)
+            blocks_short -= self._promised(sequence) + self._last_references(sequence, given_up, found)
         return victims if slots_short <= 0 and blocks_short <= 0 else None
+
+    def _last_references(self, sequence: Sequence, given_up: Counter[int], wanted: tuple[int, ...]) -> int:
+        """Blocks that nobody owns once this sequence, too, has given its up; those that are wanted as they are do not count."""
+        given_up.update(sequence.blocks)
+        return sum(self._pool.references(block) == given_up[block] and block not in wanted for block in sequence.blocks)
+
+    def _cached_blocks(self, sequence: Sequence) -> tuple[int, ...]:
+        """The blocks, from the first on, whose contents are computed already; at least one known token stays to compute."""
+        found = []
+        for number in range((sequence.tokens_known - 1) // self.block_tokens):
+            block = self._pool.lookup(sequence.prefix(number, self.block_tokens))
+            if block is None:
+                break
+            found.append(block)
+        return tuple(found)
 
     def _start(self, sequence: Sequence, now_us: int) -> None:
         self._waiting.remove(sequence, now_us)
         sequence.running_since_us = now_us
         sequence.outputs_at_start = len(sequence.output_ids)
+        self._take_cached(sequence)
         if sequence.scheduled_us is None:
             sequence.scheduled_us = now_us
+            sequence.cached_tokens = min(sequence.tokens_computed, len(sequence.prompt_ids))
         insort(self._running, sequence, key=lambda other: other.order)
+
+    def _take_cached(self, sequence: Sequence) -> None:
+        sequence.blocks = self._cached_blocks(sequence)
+        self._pool.share(sequence.blocks)
+        sequence.blocks_registered = len(sequence.blocks)
+        sequence.tokens_computed = len(sequence.blocks) * self.block_tokens
+        self._prefix_hits += sequence.tokens_computed > 0
+        self._prefix_tokens += sequence.tokens_computed
+        again = max(0, sequence.tokens_lost - sequence.tokens_computed)
+        sequence.tokens_lost = 0
+        sequence.tokens_recomputed += again
+        self._tokens_recomputed += again
+
+    def _register(self, sequence: Sequence) -> None:
+        """Names the blocks that are full of computed tokens by now, so that others may read them."""
+        for number in range(sequence.blocks_registered, sequence.tokens_computed // self.block_tokens):
+            self._pool.register(sequence.blocks[number], sequence.prefix(number, self.block_tokens))
+            sequence.blocks_registered += 1
 
     def _stop(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
@@ -261,7 +315,7 @@ class Scheduler:
         sequence.running_since_us = None
 
     def _preempt(self, sequence: Sequence, step: _Step | None, now_us: int) -> None:
-        """Back to the queue, to be computed again. A run that brought no token counts as waiting."""
+        """Back to the queue; what is no longer cached then is computed again. A run that brought no token counts as waiting."""
         assert sequence.running_since_us is not None, f"{sequence.request} does not run"
         if len(sequence.output_ids) == sequence.outputs_at_start:
             sequence.waited_us += max(0, now_us - sequence.running_since_us)
@@ -269,9 +323,9 @@ class Scheduler:
             step.take_back(sequence)
         self._stop(sequence)
         self._preemptions += 1
-        self._tokens_recomputed += sequence.tokens_computed
         sequence.preemptions += 1
-        sequence.tokens_recomputed += sequence.tokens_computed
+        sequence.preemptions_by_class += step is None
+        sequence.tokens_lost = sequence.tokens_computed
         sequence.tokens_computed = 0
         self._waiting.put_back(sequence, now_us)
 
@@ -290,14 +344,14 @@ class Scheduler:
         Without room for even one, sequences behind this one are preempted; the last in order stands still instead and
         keeps its blocks until somebody needs them.
         """
-        while self._room(sequence) + self._pool.free == 0:
+        while self._room(sequence) + self._pool.available == 0:
             victim = self._running[-1]
             if victim is sequence:
                 return 0
             self._preempt(victim, step, now_us)
         missing = self._blocks(sequence.tokens_computed + tokens) - len(sequence.blocks)
         if missing > 0:
-            sequence.blocks += self._pool.allocate(min(missing, self._pool.free))
+            sequence.blocks += self._pool.allocate(min(missing, self._pool.available))
         return min(tokens, self._room(sequence))
 
     def _room(self, sequence: Sequence) -> int:
@@ -308,10 +362,13 @@ class Scheduler:
         """Blocks that hold positions [0, tokens)."""
         return -(-tokens // self.block_tokens)
 
+    def _promised(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence still needs for what it knows already."""
+        return self._blocks(sequence.tokens_known) - len(sequence.blocks)
+
     def _blocks_spare(self) -> int:
-        """Free blocks beyond those that running sequences need for what they know already; may be negative."""
-        promised = sum(self._blocks(sequence.tokens_known) - len(sequence.blocks) for sequence in self._running)
-        return self._pool.free - promised
+        """Available blocks beyond those that are promised; may be negative."""
+        return self._pool.available - sum(self._promised(sequence) for sequence in self._running)
 
     def _chunk(self, request: str, start: int, end: int) -> Chunk:
         sequence = self._sequences[request]
