@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from schemas import codec, subjects
+from schemas import codec, limits, subjects
 from schemas.codec import CodecError
 from schemas.events import Passage, Verdict
 from schemas.subjects import Priority, Stage
@@ -61,9 +61,19 @@ class Sampling(Wire):
     temperature: float = Field(default=1.0, ge=0, le=2)  # 0: greedy
     top_k: int | None = Field(default=None, ge=1)
     top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)  # of the likeliest token's probability
+    repetition_penalty: float = Field(default=1.0, ge=limits.REPETITION_PENALTY_MIN, le=limits.REPETITION_PENALTY_MAX)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+    @property
+    def counts_outputs(self) -> bool:
+        """Whether a draw depends on the answer so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 class Retrieval(Wire):

@@ -172,13 +172,38 @@ TokenCount = Annotated[int, Field(ge=1, le=limits.TOKENS_PER_REQUEST_MAX)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.STOP_STRING_CHARS_MAX)]
 
+
+def _biases(value: object) -> object:
+    """OpenAI's map from token id, spelled as a string, to a number, with ids as numbers; the first fault by its key."""
+    if not isinstance(value, dict):
+        return value  # refused by its type
+    if len(value) > limits.LOGIT_BIASES_MAX:
+        raise PydanticCustomError("invalid_value", f"at most {limits.LOGIT_BIASES_MAX} tokens may be biased")
+    return {_biased_id(name): _bias(name, bias) for name, bias in value.items()}
+
+
+def _biased_id(name: object) -> int:
+    if not isinstance(name, str) or not _TOKEN_ID.fullmatch(name) or int(name) >= 2**31:
+        raise PydanticCustomError("invalid_value", f"{_quoted(name)} is not a token id")
+    return int(name)
+
+
+def _bias(name: str, bias: object) -> float:
+    most = limits.LOGIT_BIAS_MAX
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not -most <= bias <= most:
+        raise PydanticCustomError("invalid_value", f"the bias of token {name} must be a number from {-most:g} to {most:g}")
+    return float(bias)
+
+
+def _quoted(value: object) -> str:
+    # Braces would be read as a template by pydantic.
+    return repr(_shown(str(value))).replace("{", "(").replace("}", ")")
+
+
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+
 _NOT_SERVED: dict[str, tuple[object, ...]] = {
     "n": (1,),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
 }
 
 
@@ -188,6 +213,9 @@ class GenerationRequest(Closed):
     model: str = Field(min_length=1, max_length=200)
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_biases)] = {}
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     stop: Annotated[list[StopString], FailFast(), BeforeValidator(_as_list)] = Field(
         default=[], max_length=limits.STOP_STRINGS_MAX
@@ -200,6 +228,8 @@ class GenerationRequest(Closed):
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0, le=limits.TOKENS_PER_REQUEST_MAX)
     top_k: int = Field(default=-1, ge=-1, le=2**31 - 1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, ge=limits.REPETITION_PENALTY_MIN, le=limits.REPETITION_PENALTY_MAX)
     stop_token_ids: Annotated[list[TokenId], FailFast()] = Field(default=[], max_length=limits.STOP_TOKEN_IDS_MAX)
     headrace: HeadraceExtras = HeadraceExtras()
 

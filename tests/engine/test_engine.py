@@ -175,3 +175,32 @@ def test_eos_is_counted_and_not_shown() -> None:
     assert EOS not in ids
     assert outputs[-1].finish == Finish("stop", Usage(3, len(ids) + 1))
     assert ids == reference(request, 48)[0]
+
+
+def _counted(bench: _Bench, request: GenerationRequest) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What the runner is told to count, by the position that it draws for."""
+    bench.engine.add(request)
+    bench.run()
+    chunks = [chunk for plan in bench.runner.plans for chunk in plan.chunks if chunk.samples]
+    return {chunk.end: (chunk.prompt_ids, chunk.output_ids) for chunk in chunks}
+
+
+def test_a_penalty_counts_the_same_tokens_wherever_an_answer_is_resumed() -> None:
+    options: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, "frequency_penalty": 0.5}
+    whole = _counted(_Bench(), _request(**options))
+    ids = reference(_request(**options), 48)[0]
+    assert whole == {3 + n: ((3, 4, 5), tuple(ids[:n])) for n in range(9)}
+    for kept in range(1, 9):
+        resumed = _counted(_Bench(), _request(**options, emitted_ids=tuple(ids[:kept])))
+        assert resumed == {position: whole[position] for position in range(3 + kept, 12)}
+
+
+def test_an_answer_without_penalties_costs_no_copy_of_its_tokens() -> None:
+    counted = _counted(_Bench(), _request(max_tokens=4, ignore_eos=True, logit_bias=((3, 1.0),)))
+    assert set(counted.values()) == {((), ())}
+
+
+def test_a_bias_for_a_token_outside_the_vocabulary_is_refused_by_name() -> None:
+    with pytest.raises(HeadraceError, match="0 to 15") as caught:
+        _Bench().engine.add(_request(logit_bias=((16, 1.0),)))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "logit_bias")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import limits
 from schemas.envelope import Sampling
 from workers.engine.sampler import draw, uniform
 
@@ -129,3 +130,61 @@ def test_impossible_tokens_are_never_drawn() -> None:
     logits = row(-np.inf, 0, -np.inf, 0, -np.inf)
     for settings in (sampling(), sampling(top_k=5), sampling(top_p=0.999)):
         assert set(draws(logits, settings, 300)) == {1, 3}
+
+
+GREEDY = {"temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 0),
+        ({"presence_penalty": 1.5}, 1),  # 0: 3 - 1.5
+        ({"presence_penalty": 0.5}, 0),
+        ({"frequency_penalty": 0.6}, 1),  # 0 was said twice: 3 - 1.2
+        ({"frequency_penalty": 0.4}, 0),
+        ({"repetition_penalty": 2.0}, 2),  # 0: 3 / 2; 1, in the prompt: 2 / 2; 2: 1.75
+        ({"repetition_penalty": 2.0, "presence_penalty": -1.0}, 0),  # 3 / 2 + 1
+        ({"logit_bias": ((3, 4.5),)}, 3),
+        ({"logit_bias": ((0, -100.0), (1, -100.0))}, 2),
+        ({"logit_bias": ((0, -100.0),), "presence_penalty": 2.0}, 1),
+    ],
+)
+def test_penalties_and_biases_change_the_greedy_choice(fields: dict[str, object], expected: int) -> None:
+    """By hand: presence and frequency count the answer alone, repetition the prompt too, a bias is added first."""
+    logits = row(3, 2, 1.75, -1)
+    assert draw(logits, sampling(**GREEDY, **fields), 5, (1, 1, 1), (0, 0)) == expected
+    assert logits.tolist() == [3, 2, 1.75, -1]
+
+
+def test_a_repetition_penalty_makes_negative_logits_smaller() -> None:
+    """Division would favour them: -1 becomes -2, below -1.5."""
+    assert draw(row(-1, -1.5), sampling(**GREEDY, repetition_penalty=2.0), 1, (0,), ()) == 1
+
+
+@given(st.integers(0, 10**6), st.floats(0.01, 1.0), st.integers(0, 10**6), st.sampled_from([1.0, 0.7]))
+def test_min_p_keeps_what_is_likely_enough(seed: int, share: float, position: int, top_p: float) -> None:
+    """Against the definition: at least that share of the likeliest token's probability."""
+    logits = random_row(seed)
+    token = draw(logits, sampling(min_p=share, top_p=top_p), position)
+    assert token is not None
+    assert np.exp(logits[token] - logits.max()) >= share * (1 - 1e-5)
+
+
+def test_min_p_of_one_is_greedy() -> None:
+    """Only the likeliest is as likely as itself."""
+    logits = random_row(4)
+    assert set(draws(logits, sampling(min_p=1.0), 50)) == {int(logits.argmax())}
+
+
+@pytest.mark.parametrize("penalty", [limits.REPETITION_PENALTY_MIN, limits.REPETITION_PENALTY_MAX])
+def test_no_setting_that_a_client_may_send_breaks_a_draw(penalty: float) -> None:
+    """Everything at its bounds, over large logits."""
+    fields = {
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "logit_bias": tuple((i, 100.0) for i in range(300)),
+        "min_p": 1e-6,
+    }
+    settings = sampling(repetition_penalty=penalty, temperature=1e-3, **fields)
+    assert draw(random_row(3) * np.float32(1e4), settings, 3, range(300), [7] * 10_000) in range(300)

@@ -84,3 +84,10 @@ def test_an_envelope_survives_the_wire() -> None:
     envelope = stamped({"retrieval": {"collection": "docs", "top_k": 9, "mode": "vector"}}, settings(), top_k=5)
     assert Envelope.decode(envelope.encode()) == envelope
     assert envelope.sampling.top_k == 5
+
+
+def test_what_adjusts_the_draw_reaches_the_engine() -> None:
+    asked = {"min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.4}
+    sampling = Envelope.decode(stamped({}, settings(), **asked, logit_bias={"10": 1, "9": -2.5}).encode()).sampling
+    assert sampling.model_dump(include=set(asked)) == asked
+    assert sampling.logit_bias == ((9, -2.5), (10, 1.0))

@@ -213,6 +213,10 @@ class Engine:
             if not 0 <= token_id < self._vocabulary_size:
                 message = f"token id {token_id} is not in this model's vocabulary, 0 to {self._vocabulary_size - 1}"
                 raise HeadraceError("invalid_value", message, request.prompt_param)
+        for token_id, _ in request.sampling.logit_bias:
+            if token_id >= self._vocabulary_size:
+                message = f"token id {token_id} is not in this model's vocabulary, 0 to {self._vocabulary_size - 1}"
+                raise HeadraceError("invalid_value", message, "logit_bias")
         if not all(request.sampling.stop):
             raise HeadraceError("invalid_value", "a stop string is empty", "stop")
 

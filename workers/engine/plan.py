@@ -14,7 +14,7 @@ class Chunk:
 
     block_table lists the cache blocks of positions [0, start + len(token_ids)), block_tokens positions a block. When samples is
     true the chunk reaches the last known token and the logits of its last row draw the token at position
-    start + len(token_ids).
+    start + len(token_ids). prompt_ids and output_ids, all known tokens, are given only where the sampling counts them.
     """
 
     request: str
@@ -23,6 +23,8 @@ class Chunk:
     block_table: tuple[int, ...]
     samples: bool
     sampling: Sampling
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:

@@ -98,7 +98,7 @@ class ModelRunner:
         drawn: dict[str, int] = {}
         broken = []
         for chunk, row in zip(drawing, self.logits(plan), strict=True):
-            token = draw(row, chunk.sampling, chunk.end)
+            token = draw(row, chunk.sampling, chunk.end, chunk.prompt_ids, chunk.output_ids)
             if token is None:
                 broken.append(chunk.request)
             else:

@@ -1,8 +1,11 @@
-"""One token from one row of logits. A draw is a function of the row, the sampling settings and (seed, position): nothing else.
+"""One token from one row of logits. A draw is a function of the row, the sampling settings, the ids so far where a penalty
+counts them, and (seed, position): nothing else.
 
-Greedy rows cost one argmax. Others are drawn by inverse transform from a single uniform number that a counter-based hash makes
-of seed and position, so that a replay, in whatever batch, draws the same.
+Greedy rows that nothing adjusts cost one argmax. Others are drawn by inverse transform from a single uniform number that a
+counter-based hash makes of seed and position, so that a replay, in whatever batch, draws the same.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,25 +31,51 @@ def uniform(seed: int, position: int) -> float:
     return (_mix(_mix(seed) ^ position) >> 11) * 2.0**-53
 
 
-def draw(logits: Row, sampling: Sampling, position: int) -> int | None:
+def draw(
+    logits: Row, sampling: Sampling, position: int, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()
+) -> int | None:
     """The token for `position`; None when the row's largest logit is not finite.
 
-    temperature 0: the largest logit, the lowest id among equals. Otherwise the top_k largest (lowest ids among equals), then
-    the fewest of them whose probability reaches top_p, then a draw in proportion.
+    prompt_ids and output_ids, the tokens before position, matter only to penalties. temperature 0: the largest logit as
+    adjusted, the lowest id among equals. Otherwise the tokens with at least min_p of the likeliest one's probability, of
+    those the top_k largest (lowest ids among equals), then the fewest of them whose probability reaches top_p, then a draw
+    in proportion.
     """
     best = int(np.argmax(logits))  # a NaN anywhere is the largest, for numpy
     if not np.isfinite(logits[best]):
         return None
+    if sampling.logit_bias or sampling.counts_outputs:
+        logits = _adjusted(logits, sampling, prompt_ids, output_ids)
+        best = int(np.argmax(logits))
     if sampling.temperature == 0:
         return best
     with np.errstate(under="ignore", over="ignore"):
         weights = np.exp((logits - logits[best]) / np.float32(sampling.temperature))
+    if sampling.min_p:
+        weights[weights < np.float32(sampling.min_p)] = 0.0  # the likeliest weighs 1
     chance = uniform(sampling.seed, position)
     if sampling.top_k is None and sampling.top_p == 1.0:
         return _draw_from_all(weights, chance)
     kept = _keep(weights, logits, sampling)
     sums = np.cumsum(weights[kept], dtype=np.float64)
     return int(kept[_place(sums, chance * sums[-1])])
+
+
+def _adjusted(logits: Row, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Row:
+    """A copy with biases added, then the repetition penalty (Keskar et al., 2019) for what prompt or answer hold, then OpenAI's
+    presence and frequency penalties for what the answer holds: vLLM's order."""
+    adjusted = logits.copy()
+    if sampling.logit_bias:
+        ids, biases = zip(*sampling.logit_bias, strict=True)
+        adjusted[list(ids)] += np.array(biases, np.float32)
+    if sampling.repetition_penalty != 1.0:
+        seen = np.unique(np.array([*prompt_ids, *output_ids], np.int64))
+        penalty, values = np.float32(sampling.repetition_penalty), adjusted[seen]
+        adjusted[seen] = np.where(values > 0, values / penalty, values * penalty)
+    if output_ids and (sampling.presence_penalty or sampling.frequency_penalty):
+        said, counts = np.unique(np.array(output_ids, np.int64), return_counts=True)
+        adjusted[said] -= (sampling.presence_penalty + sampling.frequency_penalty * counts).astype(np.float32)
+    return adjusted
 
 
 def _keep(weights: Row, logits: Row, sampling: Sampling) -> npt.NDArray[np.int64]:

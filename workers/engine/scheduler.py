@@ -374,7 +374,11 @@ class Scheduler:
         sequence = self._sequences[request]
         known, most = sequence.tokens_known, sequence.tokens_max
         assert end <= known < most, f"{request}: {end} to compute, {known} known, {most} at most"
-        return Chunk(request, sequence.known(start, end), start, sequence.blocks, end == known, sequence.sampling)
+        samples = end == known
+        counted: tuple[tuple[int, ...], ...] = ()
+        if samples and sequence.sampling.counts_outputs:
+            counted = sequence.prompt_ids, tuple(sequence.output_ids)
+        return Chunk(request, sequence.known(start, end), start, sequence.blocks, samples, sequence.sampling, *counted)
 
     def _draw(self, sequence: Sequence, token_id: int, now_us: int) -> Advance:
         sequence.output_ids.append(token_id)
