@@ -5,13 +5,14 @@ A durable event carries `id: <request>:<index>`, index being the next token afte
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from gateway.ownership import Kind, Ownership
 from schemas.errors import HeadraceError
-from schemas.events import Failed, Finished, Terminal, Tokens, Usage
+from schemas.events import Failed, Finished, Likely, Logprob, Terminal, Tokens, Usage
 from schemas.timeline import Timeline
 
 DONE = b"data: [DONE]\n\n"
@@ -60,8 +61,11 @@ class Chunks:
         return _event(self._body([choice]))
 
     def tokens(self, tokens: Tokens) -> bytes:
-        """The chunk of these tokens; b"" when they bring no text."""
+        """The chunk of these tokens; b"" when they bring neither text nor logprobs."""
         text = tokens.text
+        if any(tokens.logprobs):
+            choice = self._choice(text, None) | {"logprobs": logprobs_body(self._kind, tokens.logprobs)}
+            return f"{self._id}{tokens.end}\n".encode("ascii") + _event(self._body([choice]))
         if not text:
             return b""
         end = tokens.index + len(tokens.ids)
@@ -99,9 +103,9 @@ class Chunks:
         return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def whole_body(of: Ownership, text: str, finished: Finished) -> dict[str, Any]:
+def whole_body(of: Ownership, text: str, finished: Finished, logprobs: Sequence[Logprob | None] = ()) -> dict[str, Any]:
     """The body of an answer that is not streamed."""
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finished.reason}
+    choice: dict[str, Any] = {"index": 0, "logprobs": logprobs_body(of.kind, logprobs), "finish_reason": finished.reason}
     if of.kind == "chat":
         choice["message"] = {"role": "assistant", "content": text, "refusal": None}
     else:
@@ -115,6 +119,37 @@ def whole_body(of: Ownership, text: str, finished: Finished) -> dict[str, Any]:
         "usage": usage_body(finished.usage),
     }
     return body | headrace_part(of.request, finished, of.timings)
+
+
+def logprobs_body(kind: Kind, logprobs: Sequence[Logprob | None]) -> dict[str, Any] | None:
+    """Logprobs in OpenAI's shape, without the tokens that a rail changed; None when there are none.
+
+    A text completion's text_offset is left out: a resumed stream does not know what came before it.
+    """
+    known = [logprob for logprob in logprobs if logprob is not None]
+    if not known:
+        return None
+    if kind == "chat":
+        return {"content": logprob_entries(known), "refusal": None}
+    return {
+        "tokens": [_spelled(of.token) for of in known],
+        "token_logprobs": [of.token.logprob for of in known],
+        "top_logprobs": [{_spelled(likely): likely.logprob for likely in (*of.top, of.token)} for of in known],
+        "text_offset": None,
+    }
+
+
+def logprob_entries(logprobs: Sequence[Logprob | None]) -> list[dict[str, Any]]:
+    """One entry a token, as OpenAI's chat has them, without the tokens that a rail changed."""
+    return [_entry(of.token) | {"top_logprobs": [_entry(likely) for likely in of.top]} for of in logprobs if of is not None]
+
+
+def _entry(likely: Likely) -> dict[str, Any]:
+    return {"token": _spelled(likely), "logprob": likely.logprob, "bytes": list(likely.data)}
+
+
+def _spelled(likely: Likely) -> str:
+    return likely.data.decode(errors="replace")
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

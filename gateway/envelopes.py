@@ -87,6 +87,7 @@ def _sampling(asked: ChatCompletionRequest | CompletionRequest, seed: int) -> Sa
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
         logit_bias=tuple(sorted(asked.logit_bias.items())),
+        top_logprobs=asked.likely_max,
         stop=tuple(asked.stop),
         stop_token_ids=tuple(asked.stop_token_ids),
         ignore_eos=asked.ignore_eos,

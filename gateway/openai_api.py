@@ -24,7 +24,7 @@ from gateway.chunks import KEEPALIVE, Chunks, headrace_part, whole_body
 from gateway.ownership import Kind
 from gateway.responses import EventStream, JsonResponse, error_response, request_id
 from schemas.errors import HeadraceError
-from schemas.events import Failed, Finished, Tokens
+from schemas.events import Failed, Finished, Logprob, Tokens
 from schemas.requests import ChatCompletionRequest, CompletionRequest, checked_idempotency_key, parse
 
 KEY = "Idempotency-Key"
@@ -114,12 +114,14 @@ def watch_client(receive: Receive, answer: Answer) -> asyncio.Task[None]:
 
 async def _whole(answer: Answer) -> Response:
     texts: list[str] = []
+    logprobs: list[Logprob | None] = []
     while True:
         for piece in await answer.next(60.0):
             if isinstance(piece, Tokens):
                 texts += piece.texts
+                logprobs += piece.logprobs
             elif isinstance(piece, Finished):
-                return JsonResponse(whole_body(answer.record.ownership, "".join(texts), piece))
+                return JsonResponse(whole_body(answer.record.ownership, "".join(texts), piece, logprobs))
             else:
                 return failure(answer, piece)
 

@@ -2,10 +2,11 @@
 event.
 """
 
+import json
 from json.encoder import encode_basestring_ascii
 
 from gateway.answer import Piece
-from gateway.chunks import headrace_part
+from gateway.chunks import headrace_part, logprob_entries
 from schemas import frames
 from schemas.errors import HeadraceError
 from schemas.events import Failed, Finished, Tokens
@@ -22,10 +23,11 @@ class FrameWriter:
         self._before = f'{{"type":"token",{named}"request":"{request}","index":'
 
     def piece(self, piece: Piece) -> str:
-        """The frame of a piece; "" for tokens that bring no text."""
+        """The frame of a piece; "" for tokens that bring neither text nor logprobs."""
         if isinstance(piece, Tokens):
-            text = piece.text
-            return f'{self._before}{piece.index},"text":{encode_basestring_ascii(text)}}}' if text else ""
+            text, entries = piece.text, logprob_entries(piece.logprobs)
+            logprobs = f',"logprobs":{json.dumps(entries)}' if entries else ""
+            return f'{self._before}{piece.index},"text":{encode_basestring_ascii(text)}{logprobs}}}' if text or entries else ""
         return self._done(piece) if isinstance(piece, Finished) else self._failed(piece)
 
     def _done(self, finished: Finished) -> str:

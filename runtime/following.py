@@ -20,7 +20,7 @@ from runtime.sequencer import Action, Deliver, End, FillGap, Sequencer
 from schemas import events, limits
 from schemas.codec import CodecError
 from schemas.errors import HeadraceError
-from schemas.events import Event, Failed
+from schemas.events import Event, Failed, Logprob
 from schemas.timeline import Timeline
 
 log = structlog.get_logger()
@@ -241,6 +241,7 @@ class Before:
     texts: tuple[str, ...]
     epoch: int
     ended: bool
+    logprobs: tuple[Logprob | None, ...] = ()
 
 
 def emitted_before(log: Iterable[Message]) -> Before:
@@ -248,9 +249,11 @@ def emitted_before(log: Iterable[Message]) -> Before:
     sequencer = Sequencer()
     ids: list[int | None] = []
     texts: list[str] = []
+    logprobs: list[Logprob | None] = []
     for message in log:
         for action in _taker(sequencer, message)(events.decode(message.data)):
             if isinstance(action, Deliver):
                 ids += action.tokens.ids
                 texts += action.tokens.texts
-    return Before(tuple(ids), tuple(texts), sequencer.epoch, sequencer.ended)
+                logprobs += action.tokens.logprobs
+    return Before(tuple(ids), tuple(texts), sequencer.epoch, sequencer.ended, tuple(logprobs))

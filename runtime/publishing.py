@@ -6,11 +6,13 @@ event is published, since after that nobody is left who could say it again. That
 noted on file too: whoever counts attempts that came to nothing needs it, and the log may be gone.
 """
 
+from dataclasses import replace
+
 import structlog
 
 from runtime.bus import Bus, BusError
 from schemas import events, subjects
-from schemas.events import Terminal, Tokens
+from schemas.events import Logprob, Terminal, Tokens
 
 log = structlog.get_logger()
 
@@ -18,17 +20,24 @@ log = structlog.get_logger()
 class Publisher:
     """Publishes one request's events on one subject under one epoch.
 
-    ids and texts are what earlier attempts published, from index 0.
+    ids, texts and logprobs are what earlier attempts published, from index 0.
     """
 
     def __init__(
-        self, bus: Bus, subject: str, epoch: int, ids: tuple[int | None, ...] = (), texts: tuple[str, ...] = ()
+        self,
+        bus: Bus,
+        subject: str,
+        epoch: int,
+        ids: tuple[int | None, ...] = (),
+        texts: tuple[str, ...] = (),
+        logprobs: tuple[Logprob | None, ...] = (),
     ) -> None:
         self._bus = bus
         self._subject = subject
         self._epoch = epoch
         self._ids: list[int | None] = list(ids)
         self._texts: list[str] = list(texts)
+        self._logprobs: list[Logprob | None] = list(logprobs)
         self._noted = epoch == 1  # a first attempt is never counted against anybody
         self._forget = bus.on_reconnect(self._say_again)
 
@@ -50,7 +59,8 @@ class Publisher:
         assert fresh.index == self.index, f"token {fresh.index} follows {self.index}"
         self._ids += fresh.ids
         self._texts += fresh.texts
-        await self._bus.publish(self._subject, events.encode(Tokens(self._epoch, fresh.index, fresh.ids, fresh.texts)))
+        self._logprobs += fresh.logprobs
+        await self._bus.publish(self._subject, events.encode(replace(fresh, epoch=self._epoch)))
         if not self._noted:
             self._noted = True
             await self._bus.kv_note(subjects.PROGRESS_BUCKET, subjects.progress(self._subject), str(self._epoch).encode())
@@ -72,7 +82,7 @@ class Publisher:
             log.debug("not_said_again", subject=self._subject, error=str(error))  # the next reconnect will
 
     def _all(self) -> Tokens:
-        return Tokens(self._epoch, 0, tuple(self._ids), tuple(self._texts))
+        return Tokens(self._epoch, 0, tuple(self._ids), tuple(self._texts), tuple(self._logprobs))
 
 
 def _nothing() -> None:

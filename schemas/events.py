@@ -16,6 +16,7 @@ from schemas.timeline import Timeline
 Reason = Literal["stop", "length", "content_filter"]
 
 TOKEN_BYTES = 10  # of a token beside its text: an id and a length
+LIKELY_BYTES = 20  # of a likely token beside its bytes: an id, a number, lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +49,43 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Likely:
+    """A token that could stand at a place: its bytes (none for control tokens) and the logarithm of its probability."""
+
+    id: int
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely the model found a token, and the likeliest ones at its place, most likely first, if any were asked for.
+
+    By the model's logits as they are: temperature, penalties and biases do not show.
+    """
+
+    token: Likely
+    top: tuple[Likely, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens [index, index + len(ids)) of a request."""
+    """Tokens [index, index + len(ids)) of a request.
+
+    logprobs are aligned with ids, or empty when nobody asked; None where a rail changed the token.
+    """
 
     epoch: int
     index: int
     ids: tuple[int | None, ...]
     texts: tuple[str, ...]
+    logprobs: tuple[Logprob | None, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.texts):
             raise ValueError(f"{len(self.ids)} ids and {len(self.texts)} texts")
+        if self.logprobs and len(self.logprobs) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} ids and {len(self.logprobs)} logprobs")
 
     @property
     def end(self) -> int:
@@ -77,7 +104,7 @@ class Tokens:
 
     def between(self, begin: int, end: int) -> "Tokens":
         """Its tokens at the places [begin, end)."""
-        return Tokens(self.epoch, self.index + begin, self.ids[begin:end], self.texts[begin:end])
+        return Tokens(self.epoch, self.index + begin, self.ids[begin:end], self.texts[begin:end], self.logprobs[begin:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +142,8 @@ def encode(event: Event) -> bytes:
     """One event as bytes for the broker."""
     match event:
         case Tokens():
-            return codec.pack({"t": "tokens", "e": event.epoch, "i": event.index, "ids": event.ids, "texts": event.texts})
+            wire = {"t": "tokens", "e": event.epoch, "i": event.index, "ids": event.ids, "texts": event.texts}
+            return codec.pack(wire | _logprobs_to_wire(event.logprobs))
         case Finished():
             return codec.pack(
                 {
@@ -159,11 +187,12 @@ def decode(data: bytes) -> Event:
 def in_parts(tokens: Tokens) -> list[Tokens]:
     """The same tokens as events of about PART_BYTES_MAX at most, which the broker takes; at least one."""
     parts, begin, size = [], 0, 0
-    for place, text in enumerate(tokens.texts):
-        size += TOKEN_BYTES + len(text.encode())
+    for place in range(len(tokens.ids)):
+        bytes_here = _token_bytes(tokens, place)
+        size += bytes_here
         if size > limits.PART_BYTES_MAX and place > begin:
             parts.append(tokens.between(begin, place))
-            begin, size = place, TOKEN_BYTES + len(text.encode())
+            begin, size = place, bytes_here
     return [*parts, tokens.between(begin, len(tokens.ids))]
 
 
@@ -200,7 +229,7 @@ def decode_end(messages: Iterable[bytes]) -> list[bytes]:
 def _from_wire(wire: dict[str, Any]) -> Event:
     kind, epoch, index = wire["t"], int(wire["e"]), int(wire["i"])
     if kind == "tokens":
-        return Tokens(epoch, index, tuple(wire["ids"]), tuple(wire["texts"]))
+        return Tokens(epoch, index, tuple(wire["ids"]), tuple(wire["texts"]), _logprobs_from_wire(wire.get("logprobs", ())))
     timeline = Timeline.from_wire(wire["timeline"])
     verdicts = tuple(Verdict(*v) for v in wire["verdicts"])
     if kind == "finished":
@@ -210,6 +239,31 @@ def _from_wire(wire: dict[str, Any]) -> Event:
         usage = Usage(*wire["usage"]) if wire["usage"] else None
         return Failed(epoch, index, wire["code"], wire["message"], timeline, wire["param"], usage, verdicts)
     raise ValueError(f"unknown kind {kind!r}")
+
+
+def _token_bytes(tokens: Tokens, place: int) -> int:
+    """About what the token at this place takes in a message; never less."""
+    size = TOKEN_BYTES + len(tokens.texts[place].encode())
+    logprob = tokens.logprobs[place] if tokens.logprobs else None
+    if logprob is not None:
+        size += sum(LIKELY_BYTES + len(likely.data) for likely in (logprob.token, *logprob.top))
+    return size
+
+
+def _logprobs_to_wire(logprobs: tuple[Logprob | None, ...]) -> dict[str, Any]:
+    """Each as the token, then the likeliest ones; {} when nobody asked."""
+    if not logprobs:
+        return {}
+    each = [None if of is None else [[t.id, t.data, t.logprob] for t in (of.token, *of.top)] for of in logprobs]
+    return {"logprobs": each}
+
+
+def _logprobs_from_wire(wire: Iterable[Any]) -> tuple[Logprob | None, ...]:
+    return tuple(None if of is None else _logprob_from_wire(*of) for of in wire)
+
+
+def _logprob_from_wire(token: Iterable[Any], *top: Iterable[Any]) -> Logprob:
+    return Logprob(Likely(*token), tuple(Likely(*likely) for likely in top))
 
 
 def _usage_to_wire(usage: Usage) -> list[int]:

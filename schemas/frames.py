@@ -98,13 +98,17 @@ class Accepted(ServerFrame):
 
 
 class Token(ServerFrame):
-    """Tokens [index, index + n) of the answer; the next frame says the next index."""
+    """Tokens [index, index + n) of the answer; the next frame says the next index.
+
+    logprobs, if asked for, are as in OpenAI's chat.
+    """
 
     type: Literal["token"] = "token"
     id: str | None = None
     request: str
     index: int
     text: str
+    logprobs: list[dict[str, Any]] | None = None
 
 
 class Counted(ServerFrame):

@@ -238,6 +238,11 @@ class GenerationRequest(Closed):
         """The bound on tokens of the answer; None: as many as the context holds."""
         raise NotImplementedError
 
+    @property
+    def likely_max(self) -> int | None:
+        """The likeliest tokens to tell at each place; None: no logprobs."""
+        raise NotImplementedError
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -251,8 +256,6 @@ class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     NEUTRAL = _NOT_SERVED | {
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "response_format": ({"type": "text"},),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
@@ -272,11 +275,24 @@ class ChatCompletionRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1, max_length=limits.MESSAGES_MAX)
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=limits.TOP_LOGPROBS_MAX)
 
     @property
     def tokens_max(self) -> int | None:
         """The bound on tokens of the answer; None: as many as the context holds."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def likely_max(self) -> int | None:
+        """The likeliest tokens to tell at each place; None: no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _top_of_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise fault("top_logprobs", "only allowed when logprobs is true")
+        return self
 
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
@@ -305,15 +321,21 @@ Prompt = Annotated[
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions. prompt is a text, a list of one text, or a list of token ids."""
 
-    NEUTRAL = _NOT_SERVED | {"logprobs": (0,), "echo": (False,), "suffix": ("",), "best_of": (1,)}
+    NEUTRAL = _NOT_SERVED | {"echo": (False,), "suffix": ("",), "best_of": (1,)}
 
     prompt: Prompt
     max_tokens: TokenCount = 16  # OpenAI's default for this route
+    logprobs: int | None = Field(default=None, ge=0, le=limits.TOP_LOGPROBS_COMPLETION_MAX)
 
     @property
     def tokens_max(self) -> int | None:
         """The bound on tokens of the answer."""
         return self.max_tokens
+
+    @property
+    def likely_max(self) -> int | None:
+        """The likeliest tokens to tell at each place; None: no logprobs."""
+        return self.logprobs
 
 
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{limits.IDEMPOTENCY_KEY_CHARS_MAX}}}")

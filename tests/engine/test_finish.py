@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.events import Likely, Logprob
 from tests.engine.fakes import sampling
 from workers.engine.detokenizer import Detokenizer
 from workers.engine.finish import Emission, Emitter, StopMatcher
@@ -201,3 +202,11 @@ def test_the_matcher_agrees_with_brute_force_at_every_character(text: str, stops
         if cut is not None:
             return
         assert matcher.safe == end - _longest_open_end(text[:end], stops)
+
+
+def test_a_token_cut_at_a_stop_string_loses_its_logprob_and_dropped_ones_take_theirs_along() -> None:
+    """Its bytes would show what was cut off."""
+    emitter = Emitter(sampling(stop=("STOP",), top_logprobs=0), frozenset(), 9, Detokenizer([b"a", b"bST", b"OP"]))
+    of = [Logprob(Likely(number, b"?", -1.0)) for number in range(3)]
+    emissions = [emitter.push(number, of[number]) for number in range(3)]
+    assert [(e.ids, e.texts, e.logprobs) for e in emissions if e.ids] == [((0,), ("a",), (of[0],)), ((1,), ("b",), (None,))]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas import limits
 from schemas.envelope import Sampling
-from workers.engine.sampler import draw, uniform
+from workers.engine.sampler import LOGPROB_MIN, draw, logprobs, uniform
 
 Row = npt.NDArray[np.float32]
 
@@ -188,3 +188,11 @@ def test_no_setting_that_a_client_may_send_breaks_a_draw(penalty: float) -> None
     }
     settings = sampling(repetition_penalty=penalty, temperature=1e-3, **fields)
     assert draw(random_row(3) * np.float32(1e4), settings, 3, range(300), [7] * 10_000) in range(300)
+
+
+def test_logprobs_are_the_log_softmax_of_the_raw_row() -> None:
+    """The drawn token first, then the likeliest; the lowest ids first among equals."""
+    found = logprobs(np.log(row(0.25, 0.125, 0.5, 0.125)), 0, 4)
+    assert [number for number, _ in found] == [0, 2, 0, 1, 3]
+    assert np.allclose([value for _, value in found], np.log([0.25, 0.5, 0.25, 0.125, 0.125]), atol=1e-6)
+    assert logprobs(row(-np.inf, 0), 0, 0) == ((0, LOGPROB_MIN),)

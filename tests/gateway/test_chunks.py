@@ -2,13 +2,14 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chunks import Chunks, timings_body
+from gateway.chunks import Chunks, timings_body, whole_body
 from gateway.ownership import Kind, Ownership
 from gateway.socket_frames import FrameWriter
-from schemas.events import Tokens
+from schemas.events import Finished, Likely, Logprob, Tokens, Usage
 from schemas.frames import Token
 from schemas.timeline import Timeline
 
@@ -49,3 +50,18 @@ def test_timings_sum_to_the_total_whatever_the_marks(marks: list[tuple[str, int]
         timeline = timeline.mark(name, timeline.end_us + later)
     timings = timings_body(timeline)
     assert sum(round(v * 1000) for v in timings["spans_ms"].values()) == round(timings["total_ms"] * 1000)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_streamed_logprobs_are_those_of_the_whole_answer(kind: Kind) -> None:
+    """Also those of a token that brings no text, and none for a token that a rail changed."""
+    of_token = [Logprob(Likely(n, data, -1.5), (Likely(9, b"x", -0.5),)) for n, data in enumerate((b"\xc3", b"\xa9"))]
+    streams = [Tokens(1, 0, (0,), ("",), (of_token[0],)), Tokens(1, 1, (1, None), ("é", "[e-mail]"), (of_token[1], None))]
+    chunks = Chunks(of(kind, "m"), False)
+    bodies = [json.loads(chunks.tokens(tokens).decode().partition("data: ")[2]) for tokens in streams]
+    parts = [body["choices"][0]["logprobs"] for body in bodies]
+    finished = Finished(1, 3, "stop", Usage(1, 3), Timeline(0))
+    whole = whole_body(of(kind, "m"), "é[e-mail]", finished, (*of_token, None))["choices"][0]["logprobs"]
+    name = "content" if kind == "chat" else "token_logprobs"
+    assert [entry for part in parts for entry in part[name]] == whole[name]
+    assert len(whole[name]) == 2

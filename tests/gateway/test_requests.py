@@ -65,7 +65,8 @@ def test_a_value_that_changes_nothing_or_is_served_is_taken(extra: dict[str, Any
     [
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -158,7 +159,8 @@ def test_a_prompt_is_a_text_or_token_ids(prompt: object, expected: object) -> No
         ({"echo": True}, "echo"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
     ],
 )
 def test_a_wrong_text_completion_is_refused_at_its_path(extra: dict[str, Any], param: str) -> None:

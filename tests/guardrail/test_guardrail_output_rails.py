@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.envelope import Rails
-from schemas.events import Tokens, Verdict
+from schemas.events import Likely, Logprob, Tokens, Verdict
 from workers.guardrail.output_rails import OutputRail
 
 TEXTS = ("Hi", " a", "@x", ".com", ",", " b@y.io", " bye", "")
@@ -59,3 +59,16 @@ def test_a_gap_in_the_stream_is_our_bug() -> None:
     output.feed(Tokens(1, 0, (1,), ("a",)))
     with pytest.raises(AssertionError, match="got token 2, expected 1"):
         output.feed(Tokens(1, 2, (1,), ("a",)))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_a_token_that_a_rail_changed_loses_its_logprob_and_no_other_does(batch: int) -> None:
+    output, released = rail("redact"), []
+    of = tuple(Logprob(Likely(number, b"?", -1.0)) for number in range(len(TEXTS)))
+    for start in range(0, len(TEXTS), batch):
+        end = min(start + batch, len(TEXTS))
+        released += output.feed(Tokens(1, start, tuple(range(start, end)), TEXTS[start:end], of[start:end]))
+    released += output.close(1)
+    ids = [token for event in released for token in event.ids]
+    assert [p for event in released for p in event.logprobs] == [None if token is None else of[token] for token in ids]
+    assert None in ids

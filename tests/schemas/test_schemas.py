@@ -10,7 +10,7 @@ from schemas import codec, errors, events, limits, subjects
 from schemas.codec import CodecError
 from schemas.envelope import Envelope, Rails, Retrieval, Sampling, TokensInput
 from schemas.errors import MEANINGS, HeadraceError
-from schemas.events import Failed, Finished, Passage, Tokens, Usage, Verdict
+from schemas.events import Failed, Finished, Likely, Logprob, Passage, Tokens, Usage, Verdict
 from schemas.presence import ModelCard, Presence
 from schemas.timeline import Timeline
 from tests.support.envelopes import envelope
@@ -28,6 +28,7 @@ def test_a_timelines_spans_are_contiguous_and_sum_to_the_whole() -> None:
     "event",
     [
         Tokens(1, 3, (5, None), ("a", "")),
+        Tokens(1, 3, (5, None), ("a", ""), (Logprob(Likely(5, b"a\xff", -0.5), (Likely(6, b"", -1.0),)), None)),
         Finished(
             2,
             4,

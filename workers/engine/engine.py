@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from schemas.envelope import Sampling
 from schemas.errors import HeadraceError
-from schemas.events import Usage
+from schemas.events import Likely, Logprob, Usage
 from schemas.subjects import Priority
 from workers.engine import request as requests
 from workers.engine.detokenizer import Detokenizer
@@ -91,7 +91,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step brought one request: tokens [index, index + len(ids)) with aligned texts, and its end, if it ended.
+    """What one step brought one request: tokens [index, index + len(ids)) with aligned texts (and logprobs, if asked
+    for), and its end, if it ended.
 
     The last output of a request has either finish or failure, and an account.
     """
@@ -103,6 +104,7 @@ class Output:
     finish: Finish | None = None
     failure: HeadraceError | None = None
     account: Account | None = None
+    logprobs: tuple[Logprob | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -124,10 +126,11 @@ class _Live:
 
     def output(self, index: int, emission: Emission) -> Output:
         if emission.reason is None:
-            return Output(self.sequence.request, index, emission.ids, emission.texts)
+            return Output(self.sequence.request, index, emission.ids, emission.texts, logprobs=emission.logprobs)
         account = self.account()
         finish = Finish(emission.reason, account.usage)
-        return Output(self.sequence.request, index, emission.ids, emission.texts, finish, account=account)
+        parts = emission.ids, emission.texts, finish
+        return Output(self.sequence.request, index, *parts, account=account, logprobs=emission.logprobs)
 
     def failed(self, code: str, message: str) -> Output:
         error = HeadraceError(code, message)
@@ -189,7 +192,7 @@ class Engine:
         if plan is not None:
             result = self._run(plan)
             for advance in self._scheduler.commit(plan, result, self._clock()):
-                self._advance(advance)
+                self._advance(advance, result)
         ready, self._ready = self._ready, []
         return ready
 
@@ -242,13 +245,24 @@ class Engine:
             size = f"{plan.tokens} tokens for {len(plan.chunks)} requests"
             raise EngineFault(f"a step of {size} failed: {error!r}") from error
 
-    def _advance(self, advance: Advance) -> None:
+    def _advance(self, advance: Advance, result: StepResult) -> None:
         request = advance.sequence.request
         live = self._live[request]
         index = live.emitter.shown
-        emission = live.emitter.push(advance.token_id)
+        emission = live.emitter.push(advance.token_id, self._logprob(result.logprobs.get(request)))
         if emission.ids or emission.reason:
             self._ready.append(live.output(index, emission))
         if emission.reason:
             self._scheduler.cancel(request)
             del self._live[request]
+
+    def _logprob(self, numbers: tuple[tuple[int, float], ...] | None) -> Logprob | None:
+        """What the runner tells of one drawn token, with bytes."""
+        if numbers is None:
+            return None
+        token, *top = (Likely(token_id, self._bytes(token_id), logprob) for token_id, logprob in numbers)
+        return Logprob(token, tuple(top))
+
+    def _bytes(self, token_id: int) -> bytes:
+        """None for ids past the tokenizer's table, which a padded output layer has."""
+        return self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.envelope import Sampling
+from schemas.events import Logprob
 from workers.engine.detokenizer import Detokenizer
 
 EndReason = Literal["stop", "length"]
@@ -21,11 +22,12 @@ EndReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Tokens to show now (texts aligned with ids), and why the answer is over, if it is."""
+    """Tokens to show now (texts and logprobs aligned with ids), and why the answer is over, if it is."""
 
     ids: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
     reason: EndReason | None = None
+    logprobs: tuple[Logprob | None, ...] = ()  # aligned with ids, or empty when nobody asked
 
 
 NOTHING = Emission()
@@ -91,6 +93,7 @@ class _Held:
     text: str
     start: int
     end: int
+    logprob: Logprob | None
 
 
 class Emitter:
@@ -109,6 +112,7 @@ class Emitter:
         emitted_ids: Sequence[int] = (),
     ) -> None:
         self._stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_ids)
+        self._with_logprobs = sampling.top_logprobs is not None
         self._tokens_min = sampling.min_tokens
         self._tokens_max = tokens_max
         self._detokenizer = detokenizer
@@ -119,7 +123,7 @@ class Emitter:
         self.ended: EndReason | None = None
         self._replay(emitted_ids)
 
-    def push(self, token_id: int) -> Emission:
+    def push(self, token_id: int, logprob: Logprob | None = None) -> Emission:
         """The next token of the answer; afterwards the answer may be over."""
         assert self.ended is None, f"a token after the end ({self.ended})"
         self.drawn += 1
@@ -130,8 +134,8 @@ class Emitter:
         cut = self._match(text)
         end = start + len(text) + self._detokenizer.inside
         if not self._held and cut is None and end <= self._matcher.safe and self.drawn < self._tokens_max:
-            return self._emit((token_id,), (text,))  # the common case, without a detour through the queue
-        self._held.append(_Held(token_id, text, start, end))
+            return self._emit((token_id,), (text,), (logprob,))  # the common case, without a detour through the queue
+        self._held.append(_Held(token_id, text, start, end, logprob))
         if cut is not None:
             return self._cut(cut)
         if self.drawn >= self._tokens_max:
@@ -171,20 +175,23 @@ class Emitter:
         while self._held and self._held[-1].end > cut and self._held[-1].start >= cut:
             self._held.pop()
         for token in self._held:
-            token.text = token.text[: max(0, cut - token.start)]
+            if token.start + len(token.text) > cut:
+                token.text = token.text[: max(0, cut - token.start)]
+                token.logprob = None  # its bytes would show what was cut off
         return self._release(self._matcher.fed)
 
     def _release(self, safe: int) -> Emission:
         """The held tokens whose text ends at or before safe; all of them when the answer is over."""
-        ids, texts = [], []
+        ids, texts, logprobs = [], [], []
         while self._held and (self.ended is not None or self._held[0].end <= safe):
             token = self._held.popleft()
             ids.append(token.token_id)
             texts.append(token.text)
-        return self._emit(tuple(ids), tuple(texts))
+            logprobs.append(token.logprob)
+        return self._emit(tuple(ids), tuple(texts), tuple(logprobs))
 
-    def _emit(self, ids: tuple[int, ...], texts: tuple[str, ...]) -> Emission:
+    def _emit(self, ids: tuple[int, ...], texts: tuple[str, ...], logprobs: tuple[Logprob | None, ...]) -> Emission:
         if not ids and self.ended is None:
             return NOTHING
         self.shown += len(ids)
-        return Emission(ids, texts, self.ended)
+        return Emission(ids, texts, self.ended, logprobs if self._with_logprobs else ())

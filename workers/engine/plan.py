@@ -3,7 +3,7 @@
 A plan holds numbers only, no tensors and no sequence objects, so that either side can be tested without the other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from schemas.envelope import Sampling
 
@@ -46,6 +46,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the runner drew: token id by request, for each chunk with samples set."""
+    """What the runner drew: token id by request, for each chunk with samples set, and its logprobs where they were asked for.
+
+    Logprobs are (token id, logprob): the drawn token, then the likeliest ones, most likely first.
+    """
 
     drawn: dict[str, int]
+    logprobs: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from workers.engine.model.linear import choose_scheme, has_onednn
 from workers.engine.model.llama import Layer, Llama, pack_layer
 from workers.engine.model.pace import Pace
 from workers.engine.plan import Chunk, StepPlan, StepResult
-from workers.engine.sampler import NotFiniteLogits, draw
+from workers.engine.sampler import NotFiniteLogits, draw, logprobs
 from workers.engine.weights.gguf_file import GgufFile
 from workers.engine.weights.llama import read_layers, read_outer
 
@@ -96,6 +96,7 @@ class ModelRunner:
         """Computes a step. NotFiniteLogits, naming the requests, when the model's result is not a number."""
         drawing = [chunk for chunk in plan.chunks if chunk.samples]
         drawn: dict[str, int] = {}
+        likely = {}
         broken = []
         for chunk, row in zip(drawing, self.logits(plan), strict=True):
             token = draw(row, chunk.sampling, chunk.end, chunk.prompt_ids, chunk.output_ids)
@@ -103,9 +104,11 @@ class ModelRunner:
                 broken.append(chunk.request)
             else:
                 drawn[chunk.request] = token
+                if chunk.sampling.top_logprobs is not None:
+                    likely[chunk.request] = logprobs(row, token, chunk.sampling.top_logprobs)
         if broken:
             raise NotFiniteLogits(tuple(broken))
-        return StepResult(drawn)
+        return StepResult(drawn, likely)
 
     def logits(self, plan: StepPlan) -> Logits:
         """Computes a step without drawing: float32 [chunks that sample, vocabulary_size]."""

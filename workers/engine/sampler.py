@@ -15,6 +15,7 @@ from schemas.envelope import Sampling
 Row = npt.NDArray[np.float32]
 
 _MASK = 2**64 - 1
+LOGPROB_MIN = -9999.0  # JSON has no minus infinity
 _BLOCK = 64  # weights summed at once when the whole vocabulary is drawn from
 
 
@@ -59,6 +60,19 @@ def draw(
     kept = _keep(weights, logits, sampling)
     sums = np.cumsum(weights[kept], dtype=np.float64)
     return int(kept[_place(sums, chance * sums[-1])])
+
+
+def logprobs(logits: Row, token: int, top: int) -> tuple[tuple[int, float], ...]:
+    """(token id, logprob) of the token, then of the top likeliest, lowest ids first among equals.
+
+    Log-softmax in float64 of the logits as the model gave them; what is impossible has LOGPROB_MIN.
+    """
+    raw = logits.astype(np.float64)
+    best = raw.max()
+    total = best + np.log(np.exp(raw - best).sum())
+    ids = _top_k(logits, top) if top else np.empty(0, np.int64)
+    ids = ids[np.argsort(-logits[ids], kind="stable")]
+    return tuple((int(number), max(float(raw[number] - total), LOGPROB_MIN)) for number in (token, *ids))
 
 
 def _adjusted(logits: Row, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Row:

@@ -55,7 +55,7 @@ class EngineWorker:
         prompt = await asyncio.to_thread(self._prompt, work.envelope)
         work.index = len(emitted)
         work.usage = Usage(len(prompt), len(emitted))
-        publisher = Publisher(self._bus, subject, work.epoch, before.ids, before.texts)
+        publisher = Publisher(self._bus, subject, work.epoch, before.ids, before.texts, before.logprobs)
         stream = self._thread.add(_generation(work.envelope, prompt, emitted))
         try:
             await self._forward(work, publisher, stream)
@@ -69,7 +69,7 @@ class EngineWorker:
             if isinstance(output, HeadraceError):
                 raise output
             if output.ids:
-                await publisher.tokens(Tokens(work.epoch, output.index, output.ids, output.texts))
+                await publisher.tokens(Tokens(work.epoch, output.index, output.ids, output.texts, output.logprobs))
                 work.index = publisher.index
             if output.account is not None:
                 work.usage = output.account.usage

@@ -66,7 +66,7 @@ class GuardStage:
             if before.ended:
                 return
             work.epoch = max(work.epoch, before.epoch + 1)
-        publisher = Publisher(self._bus, subjects.reply(work.request), work.epoch, before.ids, before.texts)
+        publisher = Publisher(self._bus, subjects.reply(work.request), work.epoch, before.ids, before.texts, before.logprobs)
         follow = Follow(self._bus, subjects.raw(work.request), work.envelope.timeline, log_first=True)
         await follow.open()
         try:
