@@ -16,6 +16,11 @@ SHAPES = {
     "smollm2": CacheShape(layers=2, blocks=40, block_tokens=16, heads=9, kv_heads=3, head_size=64),
     "one_head_each": CacheShape(layers=2, blocks=40, block_tokens=16, heads=2, kv_heads=2, head_size=32),
     "eight_share_one": CacheShape(layers=2, blocks=20, block_tokens=32, heads=8, kv_heads=1, head_size=64),
+    "wide_heads": CacheShape(layers=2, blocks=40, block_tokens=16, heads=4, kv_heads=2, head_size=256),
+    "window_of_20": CacheShape(
+        layers=2, blocks=40, block_tokens=16, heads=4, kv_heads=2, head_size=64, windows=(None, 20), soft_cap=3.0
+    ),
+    "window_of_1": CacheShape(layers=2, blocks=40, block_tokens=16, heads=2, kv_heads=2, head_size=32, windows=(None, 1)),
 }
 LENGTHS = (1, 15, 16, 17, 40, 100)  # tokens of the sequences: around tile and block edges
 
@@ -91,6 +96,15 @@ def test_stale_values_do_not_leak() -> None:
     for cache in (*soiled._key_arrays, *soiled._value_arrays):
         cache[:] = 0x7FC0
     assert torch.equal(attend(clean, shape, torch.bfloat16, WHOLE), attend(soiled, shape, torch.bfloat16, WHOLE))
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, ReferenceAttention])
+def test_a_window_is_positions_counted_back_from_the_rows_own(backend: type[CpuAttention]) -> None:
+    """With a window of one position each row sees only itself: the result is its own values; layer 0 sees all."""
+    shape = SHAPES["window_of_1"]
+    values = torch.cat([rows_of(shape, torch.float32, piece)[2] for piece in WHOLE])
+    assert torch.allclose(attend(backend(shape, torch.float32), shape, torch.float32, WHOLE), values, atol=1e-6)
+    assert not torch.allclose(attend(backend(shape, torch.float32), shape, torch.float32, WHOLE, layer=0), values, atol=0.1)
 
 
 def test_layers_do_not_meet() -> None:

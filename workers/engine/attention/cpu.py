@@ -12,6 +12,7 @@ from workers.engine.model import kernel_threads
 from workers.engine.model.arrays import Buffer, flat_of
 from workers.engine.model.lanes import WIDTH
 
+_NO_WINDOW = 1 << 62  # positions: more than any context has
 _KEYS_ALONE_MAX = 1023  # for so few keys, waking a second thread takes longer than it saves
 
 
@@ -40,7 +41,9 @@ class CpuAttention:
         self._value_arrays = [flat_of(layer) for layer in self._values]
         group = shape.heads // shape.kv_heads
         halves = dtype == torch.bfloat16
-        self._attend = make_attend(shape.kv_heads, group, shape.head_size, shape.block_tokens, halves)
+        cap = 0.0 if shape.soft_cap is None else shape.soft_cap
+        self._attend = make_attend(shape.kv_heads, group, shape.head_size, shape.block_tokens, halves, cap)
+        self._windows = [shape.window_of(layer) or _NO_WINDOW for layer in range(shape.layers)]
         self._batch: Batch | None = None
 
     @property
@@ -69,7 +72,7 @@ class CpuAttention:
         )
 
     def attend(self, layer: int, queries: Buffer, out: Buffer) -> None:
-        """Each row over the keys of its own sequence, up to its own position."""
+        """Each row over the keys of its own sequence, up to its own position, from where its window begins."""
         assert self._batch is not None, "attend() comes after begin()"
         batch = self._batch
         kernel_threads.use(alone=batch.keys <= _KEYS_ALONE_MAX)
@@ -82,4 +85,5 @@ class CpuAttention:
             batch.positions,
             out.flat,
             batch.rows,
+            self._windows[layer],
         )

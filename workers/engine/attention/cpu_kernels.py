@@ -15,7 +15,20 @@ import numpy as np
 from numba import njit, prange
 from numba.types import float32, int32, int64, none, uint16
 
-from workers.engine.model.lanes import WIDTH, exp, first_of, fma, greatest, load, mul, splat, store, sub, total
+from workers.engine.model.lanes import (
+    WIDTH,
+    between,
+    exp,
+    fma,
+    greatest,
+    load,
+    mul,
+    splat,
+    store,
+    sub,
+    tanh,
+    total,
+)
 from workers.engine.model.products import add_weighted, dot_products, fetch_rows
 
 _MINUS_INFINITY = np.float32(-np.inf)
@@ -28,12 +41,15 @@ def chains_for(group: int) -> int:
 
 
 @njit(nogil=True)
-def _soften(scores, seen, peaks, sums, scales, group):
-    # scores become weights relative to the running maximum; scales say by how much older sums shrink.
+def _soften(scores, unseen, seen, peaks, sums, scales, group, cap):
+    # scores become weights relative to the running maximum; scales say by how much older sums shrink. Lanes from unseen up to
+    # seen count.
     for head in range(group):
         tile = load(scores, head * WIDTH)
-        if seen < WIDTH:
-            tile = first_of(tile, seen)
+        if cap > 0.0:
+            tile = mul(tanh(mul(tile, splat(np.float32(1.0 / cap)))), splat(np.float32(cap)))
+        if seen < WIDTH or unseen > 0:
+            tile = between(tile, unseen, seen)
         peak = max(peaks[head], greatest(tile))
         weights = exp(sub(tile, splat(peak)))
         shrink = exp(splat(peaks[head] - peak))
@@ -44,16 +60,18 @@ def _soften(scores, seen, peaks, sums, scales, group):
 
 
 @cache
-def make_attend(kv_heads: int, group: int, size: int, block_tokens: int, halves: bool):
+def make_attend(kv_heads: int, group: int, size: int, block_tokens: int, halves: bool, cap: float):
     """The attention kernel for these sizes: group query heads a kv head, size values a head; bfloat16 (halves) or float32.
 
+    cap: of the scores, 0 for none. The window, in positions, is an argument of each call: a row's tiles lie where they would
+    without one, and those before its window are left out.
     Its constants are plain integers, so that numba finds the compiled code again in the next process.
     """
     chains = chains_for(group)
     block_values = kv_heads * size * block_tokens
     tiles_per_block = block_tokens // WIDTH
 
-    def attend(queries, keys, values, tables, sequences, positions, out, rows):
+    def attend(queries, keys, values, tables, sequences, positions, out, rows, window):
         items = rows * kv_heads
         for turn in prange(items):
             # Long and short rows in turns: each thread gets a run of turns, and in a prefill later rows see more keys.
@@ -67,7 +85,8 @@ def make_attend(kv_heads: int, group: int, size: int, block_tokens: int, halves:
             first = (row * kv_heads + kv_head) * group * size
             seen_in_all = positions[row] + 1
             tiles = (seen_in_all + WIDTH - 1) // WIDTH
-            for tile in range(tiles):
+            first_seen = max(0, seen_in_all - window)
+            for tile in range(first_seen // WIDTH, tiles):
                 block = np.int64(tables[sequences[row], tile // tiles_per_block])
                 start = block * block_values + kv_head * size * block_tokens
                 offset = tile % tiles_per_block * WIDTH
@@ -79,7 +98,7 @@ def make_attend(kv_heads: int, group: int, size: int, block_tokens: int, halves:
                     fetch_rows(values, next_start + next_offset * size, size, WIDTH, size)
                 seen = min(WIDTH, seen_in_all - tile * WIDTH)
                 dot_products(queries, first, keys, start + offset, block_tokens, scores, group, size, chains, 0)
-                _soften(scores, seen, peaks, sums, scales, group)
+                _soften(scores, first_seen - tile * WIDTH, seen, peaks, sums, scales, group, cap)
                 add_weighted(scores, scales, values, start + offset * size, seen, result, group, size)
             for head in range(group):
                 share = splat(np.float32(1.0) / total(load(sums, head * WIDTH)))
@@ -87,7 +106,7 @@ def make_attend(kv_heads: int, group: int, size: int, block_tokens: int, halves:
                     store(out, first + column, mul(load(result, column), share))
 
     kind = uint16[::1] if halves else float32[::1]
-    signature = none(_FLAT_FLOAT, kind, kind, int32[:, ::1], int64[::1], int64[::1], kind, int64)
+    signature = none(_FLAT_FLOAT, kind, kind, int32[:, ::1], int64[::1], int64[::1], kind, int64, int64)
     return njit([signature], parallel=True, nogil=True, cache=True)(attend)
 
 

@@ -13,7 +13,11 @@ from workers.engine.model.arrays import Buffer
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The size of the cache: layers, blocks of block_tokens positions, kv heads of head_size values."""
+    """The size of the cache: layers, blocks of block_tokens positions, kv heads of head_size values.
+
+    windows: for each layer, how many positions a query sees, its own and those before it; None: all. Empty: all, in all
+    layers. soft_cap: scores become soft_cap * tanh(score / soft_cap); None: they stay.
+    """
 
     layers: int
     blocks: int
@@ -21,6 +25,16 @@ class CacheShape:
     heads: int
     kv_heads: int
     head_size: int
+    windows: tuple[int | None, ...] = ()
+    soft_cap: float | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.windows) in (0, self.layers), f"{len(self.windows)} windows for {self.layers} layers"
+        assert all(window is None or window > 0 for window in self.windows), f"windows {self.windows}"
+
+    def window_of(self, layer: int) -> int | None:
+        """Positions that a query of this layer sees; None: all."""
+        return self.windows[layer] if self.windows else None
 
     @property
     def values(self) -> int:
@@ -58,9 +72,9 @@ class AttentionBackend(Protocol):
         ...
 
     def attend(self, layer: int, queries: Buffer, out: Buffer) -> None:
-        """out[row] = attention of the row's queries over positions [0, position] of its sequence.
+        """out[row] = attention of the row's queries over positions [0, position] of its sequence, the layer's window of them.
 
-        queries: float32 [at least rows, heads * head_size], already divided by the root of head_size. out: the same shape,
-        in the model's precision.
+        queries: float32 [at least rows, heads * head_size], already multiplied by the model's attention scale. out: the same
+        shape, in the model's precision.
         """
         ...

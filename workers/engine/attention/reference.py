@@ -45,18 +45,25 @@ class ReferenceAttention:
             keys = self._keys[layer, rows.slots].float()
             values = self._values[layer, rows.slots].float()
             scores = torch.einsum("rkgd,skd->rkgs", queries.tensor[rows.begin : rows.end].view(heads), keys)
-            weights = scores.masked_fill(rows.hidden[:, None, None, :], float("-inf")).softmax(-1)
+            if self._shape.soft_cap is not None:
+                scores = self._shape.soft_cap * torch.tanh(scores / self._shape.soft_cap)
+            hidden = rows.hidden(self._shape.window_of(layer))
+            weights = scores.masked_fill(hidden[:, None, None, :], float("-inf")).softmax(-1)
             result = torch.einsum("rkgs,skd->rkgd", weights, values)
             out.tensor[rows.begin : rows.end] = result.reshape(rows.end - rows.begin, -1).to(out.tensor.dtype)
 
 
 class _Rows:
-    """Rows [begin, end) are one sequence's; the slots of all its positions so far; which of them each row must not see."""
+    """Rows [begin, end) are one sequence's; the slots of all its positions so far."""
 
     def __init__(self, batch: Batch, number: int, block_tokens: int) -> None:
         self.begin, self.end = int(batch.row_starts[number]), int(batch.row_starts[number + 1])
-        positions = torch.from_numpy(batch.positions[self.begin : self.end])
-        known = torch.arange(int(positions[-1]) + 1)
+        self._positions = torch.from_numpy(batch.positions[self.begin : self.end])
+        self._known = known = torch.arange(int(self._positions[-1]) + 1)
         table = torch.from_numpy(batch.block_tables[number]).long()
         self.slots = table[known // block_tokens] * block_tokens + known % block_tokens
-        self.hidden = known[None, :] > positions[:, None]
+
+    def hidden(self, window: int | None) -> torch.Tensor:
+        """Which positions each row must not see: those after its own, and those that a window has left behind."""
+        after = self._known[None, :] > self._positions[:, None]
+        return after if window is None else after | (self._known[None, :] <= self._positions[:, None] - window)

@@ -130,6 +130,12 @@ def exponential(builder: Any, value: Any) -> Any:
     return builder.select(builder.fcmp_ordered("<", value, constant(_EXP_LOW)), constant(0.0), result)
 
 
+def hyperbolic_tangent(builder: Any, value: Any) -> Any:
+    """tanh in each lane as 1 - 2 / (exp(2 x) + 1): within 1.2e-7 of it, absolutely."""
+    grown = exponential(builder, builder.fadd(value, value))
+    return builder.fsub(constant(1.0), builder.fdiv(constant(2.0), builder.fadd(grown, constant(1.0))))
+
+
 def halved(builder: Any, lanes: Any, combine: Any) -> Any:
     """One value from sixteen by a fixed tree: lane i with lane i + 8, then 4, 2, 1."""
     distance = WIDTH // 2
@@ -222,6 +228,12 @@ def exp(typing, value):
 
 
 @intrinsic
+def tanh(typing, value):
+    """tanh in each lane."""
+    return LANES(LANES), lambda context, builder, signature, arguments: hyperbolic_tangent(builder, arguments[0])
+
+
+@intrinsic
 def total(typing, lanes):
     """The sum of the sixteen, by a fixed tree."""
 
@@ -242,15 +254,16 @@ def greatest(typing, lanes):
 
 
 @intrinsic
-def first_of(typing, lanes, count):
-    """The lanes below count; minus infinity in the others."""
+def between(typing, lanes, begin, end):
+    """The lanes in [begin, end); minus infinity in the others."""
 
     def code(context, builder, signature, arguments):
-        count_lanes = spread_int(builder, builder.trunc(arguments[1], _INT))
-        keep = builder.icmp_signed("<", _lane_numbers(), count_lanes)
+        begin_lanes, end_lanes = (spread_int(builder, builder.trunc(bound, _INT)) for bound in arguments[1:])
+        below = builder.icmp_signed("<", _lane_numbers(), end_lanes)
+        keep = builder.and_(below, builder.icmp_signed(">=", _lane_numbers(), begin_lanes))
         return builder.select(keep, arguments[0], constant(float("-inf")))
 
-    return LANES(LANES, types.intp), code
+    return LANES(LANES, types.intp, types.intp), code
 
 
 def spread_int(builder: Any, scalar: Any) -> Any:
