@@ -13,6 +13,7 @@ from tests.engine_torch.test_attention import SHAPES, WHOLE, attend
 from workers.engine.attention import varlen
 from workers.engine.attention.paged import Kernel, PagedAttention
 from workers.engine.attention.reference import ReferenceAttention
+from workers.engine.model.arrays import Buffer
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 MIXED = [(5, 60, 99), (4, 39, 40), (3, 0, 17)]
@@ -27,10 +28,18 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("workers.engine.attention.flash")
 
 
+class RoundedReference(ReferenceAttention):
+    """The reference for queries of 16 bits, as the kernels take them: what is left is the rounding of results."""
+
+    def attend(self, layer: int, queries: Buffer, out: Buffer) -> None:
+        """See AttentionBackend."""
+        super().attend(layer, Buffer(queries.tensor.to(BF16).float()), out)
+
+
 def worst(name: str, kernel: Kernel) -> float:
     """The largest difference from the reference over a prefill, a mixed step and a decode step on one cache."""
     shape = dataclasses.replace(SHAPES[name], block_tokens=256, blocks=7)
-    paged, reference = PagedAttention(shape, BF16, CPU, kernel), ReferenceAttention(shape, BF16)
+    paged, reference = PagedAttention(shape, BF16, CPU, kernel), RoundedReference(shape, BF16)
     steps = [(attend(paged, shape, BF16, p), attend(reference, shape, BF16, p)) for p in (WHOLE, MIXED, DECODE)]
     return max(float((fast.float() - slow.float()).abs().max()) for fast, slow in steps)
 
@@ -38,14 +47,14 @@ def worst(name: str, kernel: Kernel) -> float:
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("exact", [True, False])
 def test_flash_attention_agrees_with_the_reference(flash: ModuleType, name: str, exact: bool) -> None:
-    assert worst(name, flash.FlashKernel(exact)) <= 5e-2
+    assert worst(name, flash.FlashKernel(exact)) <= 3e-2  # one rounding of values up to 8 to bf16 and back
 
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.soft_cap is None])
 @pytest.mark.parametrize("exact", [True, False])
 def test_varlen_attention_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch, name: str, exact: bool) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel_stand_ins.varlen_attn)
-    assert worst(name, varlen.VarlenKernel(exact)) <= 5e-2
+    assert worst(name, varlen.VarlenKernel(exact)) <= 3e-2  # one rounding of values up to 8 to bf16 and back
 
 
 def test_the_exact_way_keeps_flash_attention_from_splitting(flash: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
