@@ -22,9 +22,10 @@ from schemas.envelope import Sampling
 from workers.engine.attention.protocol import CacheShape
 from workers.engine.batch import make_batch
 from workers.engine.model.arrays import Buffer
-from workers.engine.model.backends import choose_backends
+from workers.engine.model.backends import Backends, choose_backends, device_backends
 from workers.engine.model.config import ModelConfig
-from workers.engine.model.linear import choose_scheme, has_onednn
+from workers.engine.model.device_linear import choose_device_scheme
+from workers.engine.model.linear import Scheme, choose_scheme, has_onednn
 from workers.engine.model.llama import Layer, Llama, pack_layer
 from workers.engine.model.pace import Pace
 from workers.engine.plan import Chunk, StepPlan, StepResult
@@ -59,6 +60,7 @@ class Description:
 class ModelRunner:
     """A model loaded from a GGUF file, with a cache of cache_blocks blocks of block_tokens positions.
 
+    device: None for the processor's kernels, else plain torch on that device; deterministic then asks for one order of sums.
     threads: None for as many as pay, up to the processors that this process may use. progress is told the share done, 0 to 1,
     and what is being done. WeightsError when the file cannot be loaded. One thread at a time calls it.
     """
@@ -71,6 +73,8 @@ class ModelRunner:
         block_tokens: int = 16,
         threads: int | None = None,
         progress: Callable[[float, str], None] | None = None,
+        device: torch.device | None = None,
+        deterministic: bool = True,
     ) -> None:
         began = time.perf_counter()
         self._say = progress or (lambda share, what: None)
@@ -78,7 +82,9 @@ class ModelRunner:
         file = GgufFile(gguf_path)
         self.config = file.config()
         self.tokenizer_fields = file.tokenizer_fields()
-        self.precision: Precision = _fitting_precision() if precision == "auto" else precision
+        self._device, self._deterministic = device, deterministic
+        fitting: Precision = "bf16" if device is not None and device.type == "cuda" else _fitting_precision()
+        self.precision: Precision = fitting if precision == "auto" else precision
         self._threads = waiting.options(threads)
         self._block_tokens = block_tokens
         torch.set_num_threads(self._threads[-1])
@@ -151,23 +157,34 @@ class ModelRunner:
     def _load(self, file: GgufFile, cache_blocks: int) -> None:
         config, dtype = self.config, _DTYPES[self.precision]
         self._cache_blocks = cache_blocks
-        shapes = set(_linear_shapes(config))
-        self._scheme = choose_scheme(shapes, dtype, self._threads)
-        if not self._scheme.exact and len(self._threads) > 1:  # exact at one thread count is better than not at all
-            self._threads = self._threads[-1:]
-            self._scheme = choose_scheme(shapes, dtype, self._threads)
+        self._scheme = self._choose_scheme(set(_linear_shapes(config)), dtype)
         self._pace = Pace(self._threads)
         outer = read_outer(file, config)
-        embedding = torch.from_numpy(outer.embedding).to(dtype)
-        head = embedding if outer.head is None else torch.from_numpy(outer.head).to(dtype)
-        self._backends = choose_backends(config, _cache_shape(config, cache_blocks, self._block_tokens), head)
+        embedding = self._scheme.place(torch.from_numpy(outer.embedding).to(dtype))
+        head = embedding if outer.head is None else self._scheme.place(torch.from_numpy(outer.head).to(dtype))
+        self._backends = self._choose_backends(_cache_shape(config, cache_blocks, self._block_tokens), head)
         layers = tuple(self._pack_layers(file, dtype))
-        norm = Buffer(torch.from_numpy(outer.norm))
+        norm = Buffer(self._scheme.place(torch.from_numpy(outer.norm)))
         parts = (self._scheme, self._backends.operations, self._backends.attention)
         self._model = Llama(config, embedding, layers, norm, *parts)
         self._inexact_because = self._why_inexact()
         in_layers = config.layers * sum(outputs * inputs for outputs, inputs in _linear_shapes(config))
         self._weights_bytes = embedding.nbytes + self._backends.operations.head_bytes + in_layers * dtype.itemsize
+
+    def _choose_scheme(self, shapes: set[tuple[int, int]], dtype: torch.dtype) -> Scheme:
+        if self._device is not None:
+            return choose_device_scheme(shapes, dtype, self._device, self._deterministic)
+        scheme = choose_scheme(shapes, dtype, self._threads)
+        if not scheme.exact and len(self._threads) > 1:  # exact at one thread count is better than not at all
+            self._threads = self._threads[-1:]
+            scheme = choose_scheme(shapes, dtype, self._threads)
+        return scheme
+
+    def _choose_backends(self, shape: CacheShape, head: torch.Tensor) -> Backends:
+        if self._device is None:
+            return choose_backends(self.config, shape, head)
+        fixed = self._scheme.rows_at_first if self._deterministic else None
+        return device_backends(self.config, shape, head, self._deterministic, fixed)
 
     def _pack_layers(self, file: GgufFile, dtype: torch.dtype) -> Iterator[Layer]:
         for number, weights in enumerate(read_layers(file, self.config)):

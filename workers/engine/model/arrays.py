@@ -12,11 +12,17 @@ def flat_of(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
     return tensor.numpy().reshape(-1)
 
 
+_ELSEWHERE = np.empty(0, np.float32)
+
+
 class Buffer:
-    """A contiguous tensor, and its memory as kernels take it. Made once where it can be: the view takes microseconds."""
+    """A contiguous tensor, and its memory as kernels take it. Made once where it can be: the view takes microseconds.
+
+    flat is empty for a tensor on a device, which no kernel of ours reads.
+    """
 
     __slots__ = ("flat", "tensor")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self.flat = flat_of(tensor)
+        self.flat = flat_of(tensor) if tensor.device.type == "cpu" else _ELSEWHERE

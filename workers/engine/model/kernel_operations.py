@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from workers.engine.batch import Batch
 from workers.engine.model import kernel_threads, row_kernels
 from workers.engine.model.arrays import Buffer, flat_of
 from workers.engine.model.config import ModelConfig
@@ -43,6 +44,14 @@ class KernelRowOperations:
     def head_bytes(self) -> int:
         """Memory of the output head's weights."""
         return int(self._head_tiles.nbytes)
+
+    def embed(self, table: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """See RowOperations."""
+        return table[torch.from_numpy(batch.token_ids)]
+
+    def indices(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """See RowOperations."""
+        return torch.from_numpy(rows)
 
     def norm(self, residual: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
         """See RowOperations."""

@@ -32,6 +32,15 @@ class Scheme:
         """Most rows of one call."""
         return self.sizes[-1]
 
+    @property
+    def rows_at_first(self) -> int:
+        """Rows that buffers are made for at first."""
+        return self.rows_max
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor where the model computes."""
+        return tensor
+
     def size_for(self, rows: int) -> int:
         """The smallest size that holds so many rows."""
         return next(size for size in self.sizes if size >= rows)

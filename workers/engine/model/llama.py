@@ -39,16 +39,16 @@ def pack_layer(weights: LayerWeights, scheme: Scheme, dtype: torch.dtype) -> Lay
         return Linear(torch.from_numpy(weight).to(dtype), scheme)
 
     return Layer(
-        attention_norm=Buffer(torch.from_numpy(weights.attention_norm)),
+        attention_norm=Buffer(scheme.place(torch.from_numpy(weights.attention_norm))),
         qkv=linear(weights.qkv),
         attention_out=linear(weights.attention_out),
-        feed_forward_norm=Buffer(torch.from_numpy(weights.feed_forward_norm)),
+        feed_forward_norm=Buffer(scheme.place(torch.from_numpy(weights.feed_forward_norm))),
         gate_up=linear(weights.gate_up),
         down=linear(weights.down),
     )
 
 
-class _Workspace:
+class Workspace:
     """The buffers of a step of so many rows, the first rows of larger ones; what enters a linear layer is padded for it."""
 
     def __init__(self, memory: "_Memory", rows: int, padded: int) -> None:
@@ -63,14 +63,22 @@ class _Workspace:
 class _Memory:
     """What all steps' buffers lie in; grown when a step has more rows."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, rows: int) -> None:
+    def __init__(self, config: ModelConfig, like: torch.Tensor, rows: int) -> None:
         self.rows = rows
-        self.residual = torch.zeros(rows, config.hidden_size)
-        self.normed = torch.zeros(rows, config.hidden_size, dtype=dtype)
-        self.queries = torch.zeros(rows, config.query_size)
-        self.keys = torch.zeros(rows, config.kv_size, dtype=dtype)
-        self.attended = torch.zeros(rows, config.query_size, dtype=dtype)
-        self.gated = torch.zeros(rows, config.feed_forward_size, dtype=dtype)
+        self.residual = like.new_zeros(rows, config.hidden_size, dtype=torch.float32)
+        self.normed = like.new_zeros(rows, config.hidden_size)
+        self.queries = like.new_zeros(rows, config.query_size, dtype=torch.float32)
+        self.keys = like.new_zeros(rows, config.kv_size)
+        self.attended = like.new_zeros(rows, config.query_size)
+        self.gated = like.new_zeros(rows, config.feed_forward_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the layers leave: the residual stream and what the last layer adds to it, [at least rows, hidden_size]."""
+
+    residual: torch.Tensor
+    delta: torch.Tensor
 
 
 class Llama:
@@ -93,15 +101,19 @@ class Llama:
         self._scheme = scheme
         self._operations = operations
         self._attention = attention
-        self._memory = _Memory(config, embedding.dtype, scheme.rows_max)
-        self._workspaces: dict[int, _Workspace] = {}  # by rows; at most one for each size of step
+        self._memory = _Memory(config, embedding, scheme.rows_at_first)
+        self._workspaces: dict[int, Workspace] = {}  # by rows; at most one for each size of step
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Computes the rows' keys and values into the cache; the logits of batch.sampled_rows, [sampled, vocabulary_size]."""
-        rows, operations = batch.rows, self._operations
-        work = self._workspace_for(rows)
-        work.residual.tensor.copy_(self._embedding[torch.from_numpy(batch.token_ids)])
         self._attention.begin(batch)
+        return self.logits(self.layers(batch), batch.sampled_rows)
+
+    def layers(self, batch: Batch) -> Rows:
+        """Everything between begin() and the output head."""
+        rows, operations = batch.rows, self._operations
+        work = self.workspace_for(rows)
+        work.residual.tensor.copy_(operations.embed(self._embedding, batch))
         delta: Buffer | None = None
         for number, layer in enumerate(self._layers):
             self._add_norm(work, delta, layer.attention_norm, rows)
@@ -111,33 +123,36 @@ class Llama:
             operations.gate(Buffer(layer.gate_up(work.normed.tensor)), work.gated, rows)
             delta = Buffer(layer.down(work.gated.tensor))
         assert delta is not None, "a model has layers"
-        return self._logits(work.residual.tensor, delta.tensor, torch.from_numpy(batch.sampled_rows))
+        return Rows(work.residual.tensor, delta.tensor)
 
-    def _add_norm(self, work: _Workspace, delta: Buffer | None, weight: Buffer, rows: int) -> None:
+    def _add_norm(self, work: Workspace, delta: Buffer | None, weight: Buffer, rows: int) -> None:
         if delta is None:
             self._operations.norm(work.residual, weight, work.normed, rows)
         else:
             self._operations.add_norm(work.residual, delta, weight, work.normed, rows)
 
-    def _attend(self, number: int, layer: Layer, work: _Workspace, batch: Batch) -> None:
+    def _attend(self, number: int, layer: Layer, work: Workspace, batch: Batch) -> None:
         qkv = Buffer(layer.qkv(work.normed.tensor))
         self._operations.rotate(qkv, batch.positions, work.queries, work.keys, batch.rows)
         self._attention.write(number, work.keys, qkv)
         self._attention.attend(number, work.queries, work.attended)
 
-    def _logits(self, residual: torch.Tensor, delta: torch.Tensor, sampled: torch.Tensor) -> npt.NDArray[np.float32]:
-        rows = len(sampled)
+    def logits(self, rows_of: Rows, sampled_rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """[sampled, vocabulary_size] of the sampled rows."""
+        rows, sampled = len(sampled_rows), self._operations.indices(sampled_rows)
         if not rows:
             return np.empty((0, self._config.vocabulary_size), np.float32)
-        last, normed = Buffer(residual[sampled] + delta[sampled]), Buffer(torch.empty(rows, self._config.hidden_size))
+        last = Buffer(rows_of.residual[sampled] + rows_of.delta[sampled])
+        normed = Buffer(torch.empty_like(last.tensor))
         self._operations.norm(last, self._norm, normed, rows)
         return self._operations.logits(normed, rows)
 
-    def _workspace_for(self, rows: int) -> _Workspace:
+    def workspace_for(self, rows: int) -> Workspace:
+        """The buffers of a step of so many rows; whoever keeps their addresses keeps them."""
         padded = self._scheme.padded(rows)
         if self._memory.rows < padded:
-            self._memory = _Memory(self._config, self._embedding.dtype, padded)
+            self._memory = _Memory(self._config, self._embedding, padded)
             self._workspaces.clear()
         if rows not in self._workspaces:
-            self._workspaces[rows] = _Workspace(self._memory, rows, padded)
+            self._workspaces[rows] = Workspace(self._memory, rows, padded)
         return self._workspaces[rows]

@@ -7,7 +7,9 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from workers.engine.batch import Batch
 from workers.engine.model.arrays import Buffer
 
 
@@ -22,6 +24,14 @@ class RowOperations(Protocol):
     @property
     def head_bytes(self) -> int:
         """Memory of the output head's weights, where they are kept apart from the embedding."""
+        ...
+
+    def embed(self, table: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The rows of the embedding table, [vocabulary_size, hidden_size], that are the step's tokens."""
+        ...
+
+    def indices(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Numbers of rows as what indexes the model's tensors."""
         ...
 
     def norm(self, residual: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:

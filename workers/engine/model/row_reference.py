@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from workers.engine.batch import Batch
 from workers.engine.model.arrays import Buffer
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.rotary import rotary_tables
@@ -19,6 +20,14 @@ class ReferenceRowOperations:
         self._config = config
         self._head = head
         self._cosine, self._sine = (torch.from_numpy(table) for table in rotary_tables(config))
+
+    def embed(self, table: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """See RowOperations."""
+        return table[torch.from_numpy(batch.token_ids)]
+
+    def indices(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """See RowOperations."""
+        return torch.from_numpy(rows)
 
     def norm(self, residual: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
         """See RowOperations."""
