@@ -107,3 +107,16 @@ def test_the_check_sees_a_lost_and_a_shared_block() -> None:
         pool.check([])
     with pytest.raises(AssertionError, match="in 2 tables, counted 1"):
         pool.check([table, table])
+
+
+def test_a_pool_that_forgets_gives_back_what_it_cached_and_finds_nothing_any_more() -> None:
+    pool = BlockPool(4)
+    kept, dropped = pool.allocate(1), pool.allocate(1)
+    first, second = follow(root("t"), (1, 2)), follow(root("t"), (3, 4))
+    pool.register(kept[0], first)
+    pool.register(dropped[0], second)
+    pool.release(dropped)
+    pool.forget()
+    assert (pool.lookup(first), pool.lookup(second)) == (None, None)
+    assert (pool.free, pool.cached, pool.owned) == (3, 0, 1)
+    pool.check([kept])

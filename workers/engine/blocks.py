@@ -87,6 +87,13 @@ class BlockPool:
             if self._references[block] == 0:
                 self._put_down(block)
 
+    def forget(self) -> None:
+        """Drops what cached and owned blocks are known to hold: after a fault nobody knows whether it is true."""
+        self._prefixes.clear()
+        self._registered.clear()
+        self._free += reversed(self._cached)
+        self._cached.clear()
+
     def check(self, tables: Iterable[tuple[int, ...]]) -> None:
         """The conservation law, against every block table there is."""
         counts = Counter(block for table in tables for block in table)

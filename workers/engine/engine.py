@@ -197,11 +197,15 @@ class Engine:
         return ready
 
     def drain_all(self) -> list[str]:
-        """Drops all requests that wait or run, blocks and all, and returns their ids by arrival: the caller has them again."""
+        """Drops all requests that wait or run, blocks and all, and returns their ids by arrival: the caller has them again.
+
+        The prefix cache goes too: it may hold what a failing runner computed.
+        """
         dropped = self._scheduler.requests()
         for request in dropped:
             self._scheduler.cancel(request)
         self._live.clear()
+        self._scheduler.forget_prefixes()
         self._scheduler.check()
         return dropped
 

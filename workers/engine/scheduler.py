@@ -159,6 +159,10 @@ class Scheduler:
                 expired.append(sequence)
         return expired
 
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache."""
+        self._pool.forget()
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute."""
