@@ -29,8 +29,9 @@ from workers.engine.model.llama import Layer, Llama, pack_layer
 from workers.engine.model.pace import Pace
 from workers.engine.plan import Chunk, StepPlan, StepResult
 from workers.engine.sampler import NotFiniteLogits, draw
-from workers.engine.weights.gguf_file import GgufFile
-from workers.engine.weights.llama import read_layers, read_outer
+from workers.engine.weights.gguf_file import GgufFile, TokenizerFields
+from workers.engine.weights.hugging_face import HuggingFaceDirectory
+from workers.engine.weights.llama import TensorSource, read_layers, read_outer
 
 Precision = Literal["bf16", "fp32"]
 Logits = npt.NDArray[np.float32]
@@ -57,7 +58,7 @@ class Description:
 
 
 class ModelRunner:
-    """A model loaded from a GGUF file, with a cache of cache_blocks blocks of block_tokens positions.
+    """A model of a GGUF file or Hugging Face directory, with a cache of cache_blocks blocks of block_tokens positions.
 
     threads: None for as many as pay, up to the processors that this process may use. progress is told the share done, 0 to 1,
     and what is being done. WeightsError when the file cannot be loaded. One thread at a time calls it.
@@ -65,7 +66,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        gguf_path: str | Path,
+        path: str | Path,
         precision: Literal["auto", "bf16", "fp32"] = "auto",
         cache_blocks: int = 512,
         block_tokens: int = 16,
@@ -75,9 +76,8 @@ class ModelRunner:
         began = time.perf_counter()
         self._say = progress or (lambda share, what: None)
         self._say(0.0, "reading the model file")
-        file = GgufFile(gguf_path)
+        self._file = file = HuggingFaceDirectory(path) if Path(path).is_dir() else GgufFile(path)
         self.config = file.config()
-        self.tokenizer_fields = file.tokenizer_fields()
         self.precision: Precision = _fitting_precision() if precision == "auto" else precision
         self._threads = waiting.options(threads)
         self._block_tokens = block_tokens
@@ -86,6 +86,11 @@ class ModelRunner:
             self._load(file, cache_blocks)
         self._load_ms = round(1000 * (time.perf_counter() - began))
         self._say(1.0, "loaded")
+
+    @property
+    def tokenizer_fields(self) -> TokenizerFields:
+        """What a tokenizer is built from. WeightsError when the file holds none, or one that is not read."""
+        return self._file.tokenizer_fields()
 
     @property
     def exact(self) -> bool:
@@ -145,7 +150,7 @@ class ModelRunner:
             load_ms=self._load_ms,
         )
 
-    def _load(self, file: GgufFile, cache_blocks: int) -> None:
+    def _load(self, file: TensorSource, cache_blocks: int) -> None:
         config, dtype = self.config, _DTYPES[self.precision]
         self._cache_blocks = cache_blocks
         shapes = set(_linear_shapes(config))
@@ -166,7 +171,7 @@ class ModelRunner:
         in_layers = config.layers * sum(outputs * inputs for outputs, inputs in _linear_shapes(config))
         self._weights_bytes = embedding.nbytes + self._backends.operations.head_bytes + in_layers * dtype.itemsize
 
-    def _pack_layers(self, file: GgufFile, dtype: torch.dtype) -> Iterator[Layer]:
+    def _pack_layers(self, file: TensorSource, dtype: torch.dtype) -> Iterator[Layer]:
         for number, weights in enumerate(read_layers(file, self.config)):
             yield pack_layer(weights, self._scheme, dtype)
             self._say((number + 1) / (self.config.layers + 1), f"layer {number + 1} of {self.config.layers}")
@@ -194,7 +199,8 @@ def _linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
 
 
 def _cache_shape(config: ModelConfig, blocks: int, block_tokens: int) -> CacheShape:
-    return CacheShape(config.layers, blocks, block_tokens, config.heads, config.kv_heads, config.head_size)
+    sizes = (config.heads, config.kv_heads, config.head_size)
+    return CacheShape(config.layers, blocks, block_tokens, *sizes, windows=config.windows)
 
 
 def _warm_up_chunk(rows: int, block_tokens: int) -> Chunk:
