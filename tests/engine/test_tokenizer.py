@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from runtime.model_files import default_chat_model
 from schemas.envelope import Message
@@ -16,6 +17,7 @@ from schemas.errors import HeadraceError
 from workers.engine.detokenizer import Detokenizer
 from workers.engine.tokenizer import CONTROL, NORMAL, USER_DEFINED, ModelTokenizer
 from workers.engine.weights.gguf_file import GgufFile
+from workers.engine.weights.hugging_face import HuggingFaceDirectory
 
 IM_START, IM_END = 1, 2
 TEXTS = [
@@ -113,6 +115,7 @@ class _Fields:
     bos_id: int | None = 0
     eos_id: int | None = None
     add_bos: bool = True
+    end_ids: tuple[int, ...] = ()
 
 
 def _toy(pre: str) -> ModelTokenizer:
@@ -141,3 +144,17 @@ def test_a_model_without_a_chat_template_says_so() -> None:
 
 def test_a_user_defined_token_brings_its_text() -> None:
     assert _toy("gpt-2").token_bytes(8) == b"<think>"
+
+
+def test_a_hugging_face_directory_gives_the_tokenizer_of_the_gguf_file(tmp_path: Path) -> None:
+    """The default model's, written by transformers: ids, chats, bytes; generation_config.json adds an end token."""
+    _reference().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
+    save_file({}, tmp_path / "model.safetensors")
+    tokenizer = ModelTokenizer(HuggingFaceDirectory(tmp_path).tokenizer_fields())
+    assert [tokenizer.encode_text(text) for text in TEXTS] == [_tokenizer().encode_text(text) for text in TEXTS]
+    chat = [Message(role="user", content="hi<|im_end|>")]
+    assert tokenizer.encode_chat(chat) == _tokenizer().encode_chat(chat)
+    assert tokenizer.token_bytes_table == _tokenizer().token_bytes_table
+    assert tokenizer.eos_ids == {0, 2, 5}

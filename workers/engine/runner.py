@@ -30,8 +30,9 @@ from workers.engine.model.llama import Layer, Llama, pack_layer
 from workers.engine.model.pace import Pace
 from workers.engine.plan import Chunk, StepPlan, StepResult
 from workers.engine.sampler import NotFiniteLogits, draw, logprobs
-from workers.engine.weights.gguf_file import GgufFile
-from workers.engine.weights.llama import read_layers, read_outer
+from workers.engine.weights.gguf_file import GgufFile, TokenizerFields
+from workers.engine.weights.hugging_face import HuggingFaceDirectory
+from workers.engine.weights.llama import TensorSource, read_layers, read_outer
 
 Precision = Literal["bf16", "fp32"]
 Logits = npt.NDArray[np.float32]
@@ -58,7 +59,7 @@ class Description:
 
 
 class ModelRunner:
-    """A model loaded from a GGUF file, with a cache of cache_blocks blocks of block_tokens positions.
+    """A model of a GGUF file or Hugging Face directory, with a cache of cache_blocks blocks of block_tokens positions.
 
     device: None for the processor's kernels, else plain torch on that device; deterministic then asks for one order of sums.
     threads: None for as many as pay, up to the processors that this process may use. progress is told the share done, 0 to 1,
@@ -67,7 +68,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        gguf_path: str | Path,
+        path: str | Path,
         precision: Literal["auto", "bf16", "fp32"] = "auto",
         cache_blocks: int = 512,
         block_tokens: int = 16,
@@ -79,9 +80,8 @@ class ModelRunner:
         began = time.perf_counter()
         self._say = progress or (lambda share, what: None)
         self._say(0.0, "reading the model file")
-        file = GgufFile(gguf_path)
+        self._file = file = HuggingFaceDirectory(path) if Path(path).is_dir() else GgufFile(path)
         self.config = file.config()
-        self.tokenizer_fields = file.tokenizer_fields()
         self._device, self._deterministic = device, deterministic
         fitting: Precision = "bf16" if device is not None and device.type == "cuda" else _fitting_precision()
         self.precision: Precision = fitting if precision == "auto" else precision
@@ -92,6 +92,11 @@ class ModelRunner:
             self._load(file, cache_blocks)
         self._load_ms = round(1000 * (time.perf_counter() - began))
         self._say(1.0, "loaded")
+
+    @property
+    def tokenizer_fields(self) -> TokenizerFields:
+        """What a tokenizer is built from. WeightsError when the file holds none, or one that is not read."""
+        return self._file.tokenizer_fields()
 
     @property
     def exact(self) -> bool:
@@ -154,7 +159,7 @@ class ModelRunner:
             load_ms=self._load_ms,
         )
 
-    def _load(self, file: GgufFile, cache_blocks: int) -> None:
+    def _load(self, file: TensorSource, cache_blocks: int) -> None:
         config, dtype = self.config, _DTYPES[self.precision]
         self._cache_blocks = cache_blocks
         self._scheme = self._choose_scheme(set(_linear_shapes(config)), dtype)
@@ -186,7 +191,7 @@ class ModelRunner:
         fixed = self._scheme.rows_at_first if self._deterministic else None
         return device_backends(self.config, shape, head, self._deterministic, fixed)
 
-    def _pack_layers(self, file: GgufFile, dtype: torch.dtype) -> Iterator[Layer]:
+    def _pack_layers(self, file: TensorSource, dtype: torch.dtype) -> Iterator[Layer]:
         for number, weights in enumerate(read_layers(file, self.config)):
             yield pack_layer(weights, self._scheme, dtype)
             self._say((number + 1) / (self.config.layers + 1), f"layer {number + 1} of {self.config.layers}")
@@ -214,7 +219,8 @@ def _linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
 
 
 def _cache_shape(config: ModelConfig, blocks: int, block_tokens: int) -> CacheShape:
-    return CacheShape(config.layers, blocks, block_tokens, config.heads, config.kv_heads, config.head_size)
+    sizes = (config.heads, config.kv_heads, config.head_size)
+    return CacheShape(config.layers, blocks, block_tokens, *sizes, windows=config.windows)
 
 
 def _warm_up_chunk(rows: int, block_tokens: int) -> Chunk:

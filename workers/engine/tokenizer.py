@@ -1,11 +1,12 @@
-"""A model's tokenizer, built from the fields of its GGUF file: byte-level BPE, control tokens, chat template.
+"""A model's tokenizer, built from the fields of its files: byte-level BPE, control tokens, chat template.
 
 Client text is never read as a control token: the BPE model does not hold them, and their ids are placed only where
 the chat template wrote them.
 """
 
+import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -64,6 +65,22 @@ _WHOLE_WORDS_FIRST = frozenset({"llama-bpe"})  # a word that is in the vocabular
 _COMPOSED = frozenset({"qwen2"})  # text is brought to Unicode's form C first
 
 
+def pre_tokenizer_name(written: dict[str, Any] | None, whole_words_first: bool) -> str:
+    """Which of the known pre-tokenizers tokenizer.json has written down. ValueError: none of them."""
+    for name, make in _PRE_TOKENIZERS.items():
+        same = _without_offsets(json.loads(make().__getstate__())) == _without_offsets(written)
+        if same and whole_words_first == (name in _WHOLE_WORDS_FIRST):
+            return name
+    raise ValueError(f"this pre-tokenizer is not supported; supported: {', '.join(_PRE_TOKENIZERS)}")
+
+
+def _without_offsets(written: Any) -> Any:
+    # trim_offsets changes where tokens are said to lie in the text, not which they are.
+    if isinstance(written, dict):
+        return {key: _without_offsets(value) for key, value in written.items() if key != "trim_offsets"}
+    return [_without_offsets(value) for value in written] if isinstance(written, list) else written
+
+
 class ModelTokenizer:
     """Text and messages to token ids, token ids to bytes. ValueError when the fields are of a kind that is not known."""
 
@@ -76,7 +93,7 @@ class ModelTokenizer:
         self._template = self._chat_template(fields)
         self.token_bytes_table = _byte_table(self._tokens, self._types)
         ends = {self._controls[text] for text in _END_TOKENS & self._controls.keys()}
-        self.eos_ids: frozenset[int] = frozenset(ends if fields.eos_id is None else ends | {fields.eos_id})
+        self.eos_ids: frozenset[int] = frozenset(ends.union(fields.end_ids, () if fields.eos_id is None else (fields.eos_id,)))
 
     @property
     def vocabulary_size(self) -> int:

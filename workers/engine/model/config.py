@@ -1,11 +1,15 @@
-"""The sizes and constants that fix a Llama-family model's computation. Holds no tensors and knows no file format."""
+"""The sizes and constants that fix a model's computation. Holds no tensors and knows no file format."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One model. All sizes are counts of values; rope_theta is the rotary base, norm_epsilon is added to the mean square."""
+    """One model. All sizes are counts of values; rope_theta is the rotary base, norm_epsilon is added to the mean square.
+
+    rotary_divisors: what each rotated pair's frequency is divided by; empty: by nothing. windows: see CacheShape. qkv_bias:
+    queries, keys and values have biases. qk_norm: each query and key head is normalised before its rotation.
+    """
 
     architecture: str
     vocabulary_size: int
@@ -18,6 +22,10 @@ class ModelConfig:
     rope_theta: float
     norm_epsilon: float
     context_tokens: int
+    rotary_divisors: tuple[float, ...] = ()
+    windows: tuple[int | None, ...] = ()
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         assert self.heads % self.kv_heads == 0, f"{self.heads} heads do not share {self.kv_heads} kv heads evenly"

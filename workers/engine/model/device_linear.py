@@ -42,10 +42,10 @@ class DeviceScheme(Scheme):
         """See Scheme."""
         return tensor.to(self.device)
 
-    def pack(self, weight: torch.Tensor) -> Apply:
-        """The layer of one weight, [outputs, inputs], moved to the device."""
-        placed = self.place(weight)
-        return lambda rows: torch.nn.functional.linear(rows, placed)
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Apply:
+        """The layer of one weight, [outputs, inputs], and its bias, moved to the device."""
+        placed, added = self.place(weight), None if bias is None else self.place(bias)
+        return lambda rows: torch.nn.functional.linear(rows, placed, added)
 
 
 def choose_device_scheme(

@@ -66,6 +66,13 @@ class KernelRowOperations:
         kernel_threads.use(alone=rows <= _ROWS_ALONE_MAX)
         row_kernels.add_norm_rows(*arrays, rows, size, self._epsilon)
 
+    def head_norm(self, qkv: Buffer, query_weight: Buffer, key_weight: Buffer, rows: int) -> None:
+        """See RowOperations."""
+        config = self._config
+        sizes = (rows, config.heads, config.kv_heads, config.head_size, self._epsilon)
+        kernel_threads.use(alone=rows <= _ROWS_ALONE_MAX)
+        row_kernels.head_norm_rows(qkv.flat, query_weight.flat, key_weight.flat, *sizes)
+
     def rotate(self, qkv: Buffer, positions: npt.NDArray[np.int64], queries: Buffer, keys: Buffer, rows: int) -> None:
         """See RowOperations."""
         config = self._config

@@ -50,15 +50,15 @@ class Scheme:
         whole, rest = divmod(rows, self.rows_max)
         return whole * self.rows_max + (self.size_for(rest) if rest else 0)
 
-    def pack(self, weight: torch.Tensor) -> Apply:
-        """The layer of one weight, [outputs, inputs]."""
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Apply:
+        """The layer of one weight, [outputs, inputs]. The bias is added to finished sums: it changes no order."""
         if not self.packed:
-            return lambda rows: torch.nn.functional.linear(rows, weight)
+            return lambda rows: torch.nn.functional.linear(rows, weight, bias)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, self.packed_for)
         product = torch.ops.mkldnn._linear_pointwise.default
 
         def apply(rows: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = product(rows, packed, None, "none", [], "")
+            result: torch.Tensor = product(rows, packed, bias, "none", [], "")
             return result
 
         return apply
@@ -67,8 +67,8 @@ class Scheme:
 class Linear:
     """One layer. Inputs are padded by the caller to [scheme.padded(rows), inputs], with any content."""
 
-    def __init__(self, weight: torch.Tensor, scheme: Scheme) -> None:
-        self._apply = scheme.pack(weight)
+    def __init__(self, weight: torch.Tensor, scheme: Scheme, bias: torch.Tensor | None = None) -> None:
+        self._apply = scheme.pack(weight, bias)
         self._scheme = scheme
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The Llama family's forward pass over one step's rows, all chunks' tokens one after another.
+"""The decoder's forward pass over one step's rows, all chunks' tokens one after another.
 
 The residual stream, norms, attention sums and logits are float32; in bf16, what enters and leaves a linear layer and what lies
 in the cache is bfloat16. Only rows that draw a token go through the output head.
@@ -30,21 +30,29 @@ class Layer:
     feed_forward_norm: Buffer
     gate_up: Linear
     down: Linear
+    query_norm: Buffer | None
+    key_norm: Buffer | None
 
 
 def pack_layer(weights: LayerWeights, scheme: Scheme, dtype: torch.dtype) -> Layer:
     """A layer's weights in the model's precision, packed once."""
 
-    def linear(weight: npt.NDArray[np.float32]) -> Linear:
-        return Linear(torch.from_numpy(weight).to(dtype), scheme)
+    def linear(weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32] | None = None) -> Linear:
+        added = None if bias is None else torch.from_numpy(bias).to(dtype)
+        return Linear(torch.from_numpy(weight).to(dtype), scheme, added)
+
+    def optional(weight: npt.NDArray[np.float32] | None) -> Buffer | None:
+        return None if weight is None else Buffer(scheme.place(torch.from_numpy(weight)))
 
     return Layer(
         attention_norm=Buffer(scheme.place(torch.from_numpy(weights.attention_norm))),
-        qkv=linear(weights.qkv),
+        qkv=linear(weights.qkv, weights.qkv_bias),
         attention_out=linear(weights.attention_out),
         feed_forward_norm=Buffer(scheme.place(torch.from_numpy(weights.feed_forward_norm))),
         gate_up=linear(weights.gate_up),
         down=linear(weights.down),
+        query_norm=optional(weights.query_norm),
+        key_norm=optional(weights.key_norm),
     )
 
 
@@ -133,6 +141,8 @@ class Llama:
 
     def _attend(self, number: int, layer: Layer, work: Workspace, batch: Batch) -> None:
         qkv = Buffer(layer.qkv(work.normed.tensor))
+        if layer.query_norm is not None and layer.key_norm is not None:
+            self._operations.head_norm(qkv, layer.query_norm, layer.key_norm, batch.rows)
         self._operations.rotate(qkv, batch.positions, work.queries, work.keys, batch.rows)
         self._attention.write(number, work.keys, qkv)
         self._attention.attend(number, work.queries, work.attended)

@@ -63,6 +63,25 @@ def gate_rows(gate_up, out, rows, size):
             store(out, row * size + column, mul(silu, up))
 
 
+_HEAD_NORM = [none(kind, _F, _F, int64, int64, int64, int64, float32) for kind in (_H, _F)]
+
+
+@njit(_HEAD_NORM, parallel=True, nogil=True, cache=True)
+def head_norm_rows(qkv, query_weight, key_weight, rows, heads, kv_heads, size, epsilon):
+    """Each query and key head of rows of queries, keys, values, in place: head / root of its mean square * weight."""
+    for row in prange(rows):
+        for head in range(heads + kv_heads):
+            start = (row * (heads + 2 * kv_heads) + head) * size
+            squares = splat(np.float32(0.0))
+            for at in range(start, start + size, WIDTH):
+                value = load(qkv, at)
+                squares = fma(value, value, squares)
+            scale = splat(np.float32(1.0) / np.float32(math.sqrt(total(squares) / np.float32(size) + epsilon)))
+            for column in range(0, size, WIDTH):
+                weight = load(query_weight, column) if head < heads else load(key_weight, column)
+                store(qkv, start + column, mul(mul(load(qkv, start + column), scale), weight))
+
+
 _ROTATE = [none(kind, _F, _F, int64[::1], _F, kind, int64, int64, int64, int64) for kind in (_H, _F)]
 
 

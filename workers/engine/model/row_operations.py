@@ -42,6 +42,10 @@ class RowOperations(Protocol):
         """residual += delta, then norm()."""
         ...
 
+    def head_norm(self, qkv: Buffer, query_weight: Buffer, key_weight: Buffer, rows: int) -> None:
+        """Each query and key head in place: its RMS norm, times the weight of its kind, [head_size]."""
+        ...
+
     def rotate(self, qkv: Buffer, positions: npt.NDArray[np.int64], queries: Buffer, keys: Buffer, rows: int) -> None:
         """queries and keys turned by their positions; queries divided by the root of the head size."""
         ...

@@ -40,6 +40,16 @@ class ReferenceRowOperations:
         residual.tensor[:rows] += delta.tensor[:rows]
         self.norm(residual, weight, out, rows)
 
+    def head_norm(self, qkv: Buffer, query_weight: Buffer, key_weight: Buffer, rows: int) -> None:
+        """See RowOperations."""
+        config, begin = self._config, 0
+        for heads, weight in ((config.heads, query_weight), (config.kv_heads, key_weight)):
+            end = begin + heads * config.head_size
+            value = qkv.tensor[:rows, begin:end].float().view(rows, heads, config.head_size)
+            scale = torch.rsqrt(value.square().mean(-1, keepdim=True) + config.norm_epsilon)
+            qkv.tensor[:rows, begin:end] = (value * scale * weight.tensor).view(rows, -1).to(qkv.tensor.dtype)
+            begin = end
+
     def rotate(self, qkv: Buffer, positions: npt.NDArray[np.int64], queries: Buffer, keys: Buffer, rows: int) -> None:
         """See RowOperations."""
         config = self._config

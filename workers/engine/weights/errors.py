@@ -1,7 +1,7 @@
 """Why a model file cannot be loaded. All of these are the operator's to mend: another file, or a whole one.
 
 WeightsError
-├── DamagedFile                 truncated, not GGUF, or a size that contradicts another
+├── DamagedFile                 missing, truncated, not a model, or a size that contradicts another
 ├── UnsupportedModel            an architecture or feature that the model code does not compute
 ├── UnsupportedQuantisation     a tensor stored in a form that is not read
 └── TensorsMismatch             tensors missing, left over or of the wrong shape
@@ -16,10 +16,10 @@ class WeightsError(Exception):
 
 
 class DamagedFile(WeightsError):
-    """The file ends early, is not a GGUF file, or contradicts itself."""
+    """The file ends early, is not there, is no model file, or contradicts itself."""
 
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path} is damaged or not a GGUF file: {what}")
+        super().__init__(f"{path} is damaged or not a model file: {what}")
 
 
 class UnsupportedModel(WeightsError):

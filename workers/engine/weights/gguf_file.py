@@ -1,22 +1,24 @@
-"""A GGUF file of a Llama-family model, in the terms of this project: sizes, tokenizer fields, float32 tensors."""
+"""A GGUF file of a model, in the terms of this project: sizes, tokenizer fields, float32 tensors."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from workers.engine.model.config import ModelConfig
+from workers.engine.weights.architectures import BY_GGUF
 from workers.engine.weights.errors import DamagedFile, TensorsMismatch, UnsupportedModel
 from workers.engine.weights.gguf_layout import Value, read_layout
 from workers.engine.weights.quantisation import Floats, dequantise
-
-ARCHITECTURES = ("llama",)
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFields:
-    """What a tokenizer is built from. Token ids index tokens and token_types (llama.h, llama_token_type)."""
+    """What a tokenizer is built from. Token ids index tokens and token_types (llama.h, llama_token_type).
+
+    end_ids: tokens that end an answer, beside eos_id.
+    """
 
     tokens: list[str]
     merges: list[str]
@@ -26,6 +28,7 @@ class TokenizerFields:
     bos_id: int | None
     eos_id: int | None
     add_bos: bool
+    end_ids: list[int]
 
 
 class GgufFile:
@@ -37,8 +40,9 @@ class GgufFile:
         self._layout = read_layout(self.path)
         self._left = dict(self._layout.tensors)
         self.architecture = self._need("general.architecture", str)
-        if self.architecture not in ARCHITECTURES:
-            raise UnsupportedModel(self.path, f"architecture {self.architecture!r}", ARCHITECTURES)
+        if self.architecture not in BY_GGUF:
+            raise UnsupportedModel(self.path, f"architecture {self.architecture!r}", BY_GGUF)
+        self.tied = "output.weight" not in self._left
 
     def tokenizer_fields(self) -> TokenizerFields:
         """The tokenizer's part of the metadata."""
@@ -56,6 +60,7 @@ class GgufFile:
             bos_id=self._optional("tokenizer.ggml.bos_token_id", int),
             eos_id=self._optional("tokenizer.ggml.eos_token_id", int),
             add_bos=bool(self._optional("tokenizer.ggml.add_bos_token", bool)),
+            end_ids=[],
         )
 
     def config(self) -> ModelConfig:
@@ -80,11 +85,10 @@ class GgufFile:
             rope_theta=self._optional(self._key("rope.freq_base"), float) or 10_000.0,
             norm_epsilon=self._need(self._key("attention.layer_norm_rms_epsilon"), float),
             context_tokens=self._size("context_length"),
+            rotary_divisors=self._rotary_divisors(head_size),
+            qkv_bias=BY_GGUF[self.architecture].qkv_bias,
+            qk_norm=BY_GGUF[self.architecture].qk_norm,
         )
-
-    def holds(self, name: str) -> bool:
-        """Whether the tensor is in the file and was not taken yet."""
-        return name in self._left
 
     def rows_of(self, name: str) -> int:
         """The first dimension of a tensor, without reading it."""
@@ -108,6 +112,8 @@ class GgufFile:
         here.
         """
         stored = self.take(name, (heads * head_size, columns))
+        if not BY_GGUF[self.architecture].interleaved:
+            return stored
         turns = stored.reshape(heads, head_size // 2, 2, columns)
         return turns.swapaxes(1, 2).reshape(heads * head_size, columns)
 
@@ -115,6 +121,12 @@ class GgufFile:
         """TensorsMismatch when the file holds tensors that nothing has taken: the model would not be the file's."""
         if self._left:
             raise TensorsMismatch(self.path, f"the model has no use for tensors {', '.join(sorted(self._left))}")
+
+    def _rotary_divisors(self, head_size: int) -> tuple[float, ...]:
+        # Llama 3.1 and later: stored as a tensor, because metadata has no lists for it.
+        if "rope_freqs.weight" not in self._left:
+            return ()
+        return tuple(self.take("rope_freqs.weight", (head_size // 2,)).tolist())
 
     def _refuse_scaled_rotation(self) -> None:
         scaling = self._optional(self._key("rope.scaling.type"), str)
