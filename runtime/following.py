@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from runtime.bus import Bus, BusError, Message, Subscription
-from runtime.nats_bus import backoff_s
+from runtime.patience import backoff_s
 from runtime.sequencer import Action, Deliver, End, FillGap, Sequencer
 from schemas import events, limits
 from schemas.codec import CodecError

@@ -14,7 +14,8 @@ import uvloop
 
 from runtime import logs
 from runtime.bus import BusError, BusUnavailable
-from runtime.nats_bus import NatsBus, backoff_s
+from runtime.nats_bus import NatsBus
+from runtime.patience import backoff_s
 from runtime.settings import Settings
 
 log = structlog.get_logger()

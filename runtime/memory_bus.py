@@ -18,7 +18,7 @@ from runtime.bus import BusRefused, BusUnavailable, Entry, Message, OnDelivery, 
 from runtime.memory_broker import MemoryBroker
 from runtime.memory_ends import MemoryPuller, MemorySubscription
 from runtime.memory_network import Network, Wire
-from runtime.nats_bus import CONFIRM_TIMEOUT_S, CONFIRM_TRIES, READ_TIMEOUT_S, backoff_s
+from runtime.patience import CONFIRM_TIMEOUT_S, CONFIRM_TRIES, READ_TIMEOUT_S, backoff_s
 from schemas import events, limits, subjects
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runtime.bus import Message, OnDelivery, OnMessage
 from runtime.memory_broker import Item, Pull
-from runtime.nats_bus import CONFIRM_TIMEOUT_S, PULL_BEAT_S, PULL_EXPIRES_S
+from runtime.patience import CONFIRM_TIMEOUT_S, PULL_BEAT_S, PULL_EXPIRES_S
 
 if TYPE_CHECKING:
     from runtime.memory_bus import MemoryBus

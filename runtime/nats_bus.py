@@ -1,11 +1,10 @@
-"""The only wrapper of nats-py: the bus of bus.py on a real NATS server.
+"""The wrapper of nats-py, with nats_pull.py: the bus of bus.py on a real NATS server.
 
 It never gives up reconnecting; if the connection is closed all the same, `closed` is set and the process ends loudly.
 """
 
 import asyncio
 import json
-import random
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, TypeVar
@@ -18,164 +17,26 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from nats.errors import ConnectionClosedError, Error, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, KeyNotFoundError, NoStreamResponseError, NotFoundError
-from nats.js.kv import KeyValue
+from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from runtime import streams
 from runtime.bus import BusError, BusRefused, BusUnavailable, Entry, Message, OnDelivery, OnMessage
 from runtime.clock import BrokerClock
+from runtime.nats_pull import NatsPuller, best_effort
+from runtime.patience import CONFIRM_TIMEOUT_S, CONFIRM_TRIES, READ_TIMEOUT_S, backoff_s
 from schemas import events, limits, subjects
 
 log = structlog.get_logger()
 
 Answer = TypeVar("Answer")
 
-PULL_EXPIRES_S = 4.0  # below the ack wait: a stopped process has no pull left by the time its work is delivered again
-PULL_BEAT_S = 1.0
-assert PULL_EXPIRES_S < limits.ACK_WAIT_S
-CONFIRM_TIMEOUT_S = 2.0
-CONFIRM_TRIES = 4
-READ_TIMEOUT_S = 1.0
 LOG_BATCH = 512
 WRONG_LAST_SEQUENCE = 10071  # the broker's error code
 CLOCK_S = 30.0
 
 
-def backoff_s(failures: int, base: float = 0.05, most: float = 2.0) -> float:
-    """Seconds to wait after that many failures in a row (from 1): doubling, capped, with full jitter above a half."""
-    return min(most, base * 2.0 ** (failures - 1)) * (0.5 + random.random() / 2)
-
-
 class _Changed(Exception):
     """A key has another revision than the one that was to be replaced."""
-
-
-class NatsDelivery:
-    """One work item held under its lease."""
-
-    def __init__(self, message: Msg) -> None:
-        metadata = message.metadata
-        self._message = message
-        self.data = message.data
-        self.subject = message.subject
-        self.attempt = metadata.num_delivered or 1
-        self.published_us = int(metadata.timestamp.timestamp() * 1_000_000)
-        self.sequence = metadata.sequence.stream
-
-    async def ack(self) -> None:
-        """Acknowledges and waits for the broker's word; BusUnavailable without it (the item may come again)."""
-        try:
-            await self._message.ack_sync(timeout=CONFIRM_TIMEOUT_S)
-        except (TimeoutError, Error, NatsTimeout) as error:
-            raise BusUnavailable(f"acknowledgement not confirmed: {error!r}") from error
-
-    async def nak(self, delay_s: float) -> None:
-        """Gives the item back, to be delivered again after delay_s."""
-        await _best_effort(self._message.nak(delay=max(delay_s, 0.001)))
-
-    async def beat(self) -> None:
-        """Renews the lease."""
-        await _best_effort(self._message.in_progress())
-
-
-async def _best_effort(operation: Awaitable[None]) -> None:
-    """A lease that cannot be renewed or given back runs out by itself: nothing is lost if the broker is away."""
-    try:
-        await operation
-    except Error as error:
-        log.debug("lease", error=repr(error))
-
-
-class NatsPuller:
-    """Pull requests to one durable consumer, with a watchdog: a pull that the broker forgot is asked again.
-
-    outstanding counts what was asked for and has neither come nor been declined. A pull request ends when its items came,
-    when the broker declines the rest (408 expired, 409 leadership change, 503 no responders), or when the broker's idle
-    heartbeats stop.
-    """
-
-    def __init__(self, bus: "NatsBus", consumer: str, on_delivery: OnDelivery, on_room: Callable[[], None]) -> None:
-        self._bus = bus
-        self._on_delivery = on_delivery
-        self._on_room = on_room
-        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.WORK_STREAM}.{consumer}"
-        self._inbox = bus.client.new_inbox()
-        self._pulls: dict[str, int] = {}  # reply subject -> items still to come, oldest first
-        self._heard = asyncio.get_running_loop().time()
-        self._subscription: NatsSubscription | None = None
-        self._watchdog: asyncio.Task[None] | None = None
-        self._closed = False
-
-    @property
-    def outstanding(self) -> int:
-        """Items asked for that have neither come nor been declined."""
-        return sum(self._pulls.values())
-
-    async def open(self) -> None:
-        """Subscribes to the inbox and starts the watchdog."""
-        self._subscription = await self._bus.client.subscribe(self._inbox + ".*", cb=self._on_message)
-        self._watchdog = asyncio.create_task(self._watch(), name="pull-watchdog")
-
-    async def ask(self, count: int) -> None:
-        """Asks for count more items."""
-        if self._closed or count <= 0:
-            return
-        self._heard = asyncio.get_running_loop().time()
-        reply = f"{self._inbox}.{random.getrandbits(48):x}"
-        self._pulls[reply] = count
-        body = {"batch": count, "expires": int(PULL_EXPIRES_S * 1e9), "idle_heartbeat": int(PULL_BEAT_S * 1e9)}
-        try:
-            await self._bus.client.publish(self._next, json.dumps(body).encode(), reply=reply)
-        except Error as error:
-            log.debug("pull", error=repr(error))  # the watchdog asks again
-
-    async def close(self) -> None:
-        """Stops taking: the broker forgets our pulls once nobody listens; items on their way are given back as they come."""
-        if self._closed:
-            return
-        self._closed = True
-        self._pulls.clear()
-        if self._watchdog:
-            self._watchdog.cancel()
-        if self._subscription:
-            try:
-                await self._subscription.drain()  # type: ignore[no-untyped-call]  # nats-py leaves its result untyped
-            except Error as error:
-                log.debug("pull_close", error=repr(error))  # no connection: no pulls either
-
-    async def _on_message(self, message: Msg) -> None:
-        self._heard = asyncio.get_running_loop().time()
-        status = (message.headers or {}).get("Status")
-        if status is None:
-            await self._on_item(message)
-        elif status != "100":  # 100 is the idle heartbeat
-            self._pulls.pop(message.subject, None)
-            self._on_room()
-
-    async def _on_item(self, message: Msg) -> None:
-        if self._closed:
-            await _best_effort(message.nak(delay=0.001))
-            return
-        oldest = next(iter(self._pulls), None)
-        if oldest is not None:
-            self._pulls[oldest] -= 1
-            if self._pulls[oldest] == 0:
-                del self._pulls[oldest]
-        await self._on_delivery(NatsDelivery(message))
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(PULL_BEAT_S)
-            silent = asyncio.get_running_loop().time() - self._heard
-            if self._pulls and silent > 3 * PULL_BEAT_S:
-                log.warning("pull_silent", seconds=round(silent, 1))
-                self.forget()
-
-    def forget(self) -> None:
-        """Declares every outstanding pull dead, so that the owner asks again."""
-        self._heard = asyncio.get_running_loop().time()
-        self._pulls.clear()
-        self._on_room()
 
 
 class NatsBus:
@@ -189,7 +50,6 @@ class NatsBus:
         self._js: JetStreamContext = client.jetstream(timeout=CONFIRM_TIMEOUT_S)
         self._consumers: dict[str, str] = {}  # consumer -> subject
         self._pullers: list[NatsPuller] = []
-        self._cancelled: KeyValue | None = None
         self._closing = False
         self._reconnect_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -263,7 +123,6 @@ class NatsBus:
     async def _declare(self) -> None:
         try:
             await streams.declare(self._js, self._log_bytes)
-            self._cancelled = await self._js.key_value(subjects.CANCEL_BUCKET)
             for consumer, subject in self._consumers.items():
                 await streams.declare_consumer(self._js, subject, consumer)
             await self._measure_clock()
@@ -361,7 +220,7 @@ class NatsBus:
                     raise BusUnavailable(f"cannot make consumer {consumer}: {error!r}") from error
                 await asyncio.sleep(backoff_s(failures))
         self._consumers[consumer] = subject
-        puller = NatsPuller(self, consumer, on_delivery, on_room)
+        puller = NatsPuller(self.client, consumer, on_delivery, on_room)
         await puller.open()
         self._pullers.append(puller)
         return puller
@@ -417,7 +276,7 @@ class NatsBus:
         except (TimeoutError, Error, NatsTimeout) as error:
             raise BusUnavailable(f"the log does not answer: {error!r}") from error
         finally:
-            await _best_effort(answers.unsubscribe())
+            await best_effort(answers.unsubscribe())
 
     async def read_dead(self, after: int = 0) -> list[Message]:
         """The dead letters, oldest first."""
@@ -449,27 +308,14 @@ class NatsBus:
 
     async def mark_cancelled(self, request: str) -> None:
         """Leaves the mark first, then tells everybody: whoever dequeues between the two sees the mark."""
-        assert self._cancelled is not None
         try:
-            await self._cancelled.put(request, b"")
-        except (TimeoutError, APIError, Error, NatsTimeout) as error:
-            raise BusUnavailable(f"cancel mark not stored: {error!r}") from error
+            await self._publish_patiently(f"$KV.{subjects.CANCEL_BUCKET}.{request}", b"", {})
         finally:
             await self.publish(subjects.cancel(request), b"")
 
     async def is_cancelled(self, request: str) -> bool:
         """Whether the request was cancelled."""
-        return await self._patiently(lambda: self._is_cancelled(request))
-
-    async def _is_cancelled(self, request: str) -> bool:
-        assert self._cancelled is not None
-        try:
-            await self._cancelled.get(request)
-        except (KeyNotFoundError, NotFoundError):
-            return False
-        except (TimeoutError, APIError, Error, NatsTimeout) as error:
-            raise BusUnavailable(f"cancel mark not readable: {error!r}") from error
-        return True
+        return await self.kv_get(subjects.CANCEL_BUCKET, request) is not None
 
     async def backlog(self, subject: str, consumer: str) -> int | None:
         """Work items that wait for, or are held by, the consumer."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.listener import listen
-from runtime.nats_bus import backoff_s
+from runtime.patience import backoff_s
 from runtime.settings import PREFIX, Settings
 from scripts import broker
 

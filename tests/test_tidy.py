@@ -21,7 +21,7 @@ ALLOWED = {
 }
 # Libraries that live in one place.
 HOMES = {
-    "nats": {"runtime/nats_bus.py", "runtime/streams.py"},
+    "nats": {"runtime/nats_bus.py", "runtime/nats_pull.py", "runtime/streams.py"},
     "weaviate": {"workers/retrieval/store_weaviate.py"},
     "lancedb": {"workers/retrieval/store_lancedb.py"},
     "flash_attn": {"workers/engine/attention/flash.py"},

@@ -3,7 +3,8 @@
 import pytest
 
 from runtime.bus import BusUnavailable
-from runtime.nats_bus import NatsBus, backoff_s
+from runtime.nats_bus import NatsBus
+from runtime.patience import backoff_s
 from schemas import limits, subjects
 from tests.contracts.bus_suite import BusSuite
 from tests.contracts.servers import OnNats
