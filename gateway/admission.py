@@ -78,7 +78,7 @@ class Door:
         self._answers: set[Answer] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._busy = asyncio.Event()
+        self._left_at = 0.0  # the loop's time at which the last answer was closed
         self._opened = False
 
     async def open(self) -> None:
@@ -105,13 +105,12 @@ class Door:
     async def _quiet_within(self, seconds: float) -> bool:
         """Whether for LINGER_S no request was here, before the seconds were over."""
         loop = asyncio.get_running_loop()
-        give_up = loop.time() + seconds
-        while await self._idle_within(give_up - loop.time()):
-            busy = asyncio.create_task(self._busy.wait())
-            await asyncio.wait({busy}, timeout=LINGER_S)
-            if not busy.done():
-                busy.cancel()
+        began = loop.time()
+        while await self._idle_within(began + seconds - loop.time()):
+            lingers = max(began, self._left_at) + LINGER_S - loop.time()
+            if lingers <= 0:
                 return True
+            await asyncio.sleep(lingers)
         return False
 
     async def _idle_within(self, seconds: float) -> bool:
@@ -187,12 +186,12 @@ class Door:
 
     def closed(self, answer: Answer) -> None:
         """One stream less."""
+        self._left_at = asyncio.get_running_loop().time()
         if answer.ended:
-            self._rate.note(asyncio.get_running_loop().time())
+            self._rate.note(self._left_at)
         self._answers.discard(answer)
         if not self._answers:
             self._idle.set()
-            self._busy.clear()
 
     def refuse_without_broker(self) -> None:
         """HeadraceError stage_unavailable at once, where asking would only take longer."""
@@ -288,7 +287,6 @@ class Door:
         answer = Answer(record, follow, self.bus.clock, self.metrics, self)
         self._answers.add(answer)
         self._idle.clear()
-        self._busy.set()
         return answer
 
 

@@ -128,8 +128,7 @@ class Answer:
         self._closed = True
         self.record.readers.discard(self)
         self._metrics.in_flight.dec()
-        if self.follow.gaps:
-            self._metrics.gaps.inc(self.follow.gaps)
+        self._metrics.gaps.inc(self.follow.gaps)
         self._metrics.repeated.inc(self.follow.repeated)
         if self._deadline is not None:
             self._deadline.cancel()

@@ -8,6 +8,7 @@ them.
 
 import difflib
 import re
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -234,14 +235,14 @@ class GenerationRequest(Closed):
     headrace: HeadraceExtras = HeadraceExtras()
 
     @property
+    @abstractmethod
     def tokens_max(self) -> int | None:
         """The bound on tokens of the answer; None: as many as the context holds."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def likely_max(self) -> int | None:
         """The likeliest tokens to tell at each place; None: no logprobs."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -125,7 +125,8 @@ def _running(settings: Settings) -> Iterator[Stack]:
         try:
             stack = Stack(settings, say)
         except StartError as error:
-            raise UpError(f"{error}; name another port with --port or HEADRACE_PORT") from error
+            taken = isinstance(error.__cause__, OSError)
+            raise UpError(f"{error}; name another port with --port or HEADRACE_PORT" if taken else str(error)) from error
         stack.start()
         state = settings.home / "run.json"
         try:

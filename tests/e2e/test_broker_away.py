@@ -28,14 +28,6 @@ BODY = {
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "broker")
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
 def gateway(broker: NatsServer, tmp_path: Path) -> Iterator[str]:
     """Every process of the pipeline on the test's own broker; the gateway's URL."""
     port = free_port()

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import nats
@@ -30,20 +31,27 @@ SEEDED = LONG | {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 def pieces(stack: RunningStack, body: dict[str, object]) -> Iterator[str]:
     """Text as it comes; fails on an error chunk, a second end, or an end without [DONE]."""
     ends = 0
+    for _, _, chunk in chunks(stack, body):
+        assert "error" not in chunk, chunk
+        for choice in chunk["choices"]:
+            ends += choice["finish_reason"] is not None
+            if choice["delta"].get("content"):
+                yield choice["delta"]["content"]
+    assert ends == 1
+
+
+def chunks(stack: RunningStack, body: dict[str, object]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Each chunk with the request that it is of and the index after it; fails on an end without [DONE]."""
+    index = 0
     with httpx.stream("POST", stack.url + "/v1/chat/completions", json=body, timeout=90) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
-            if not line.startswith("data: "):
-                continue
             if line == "data: [DONE]":
-                assert ends == 1
                 return
-            chunk = json.loads(line.removeprefix("data: "))
-            assert "error" not in chunk, chunk
-            for choice in chunk["choices"]:
-                ends += choice["finish_reason"] is not None
-                if choice["delta"].get("content"):
-                    yield choice["delta"]["content"]
+            if line.startswith("id: "):
+                index = int(line.rpartition(":")[2])
+            elif line.startswith("data: "):
+                yield answer.headers["X-Request-Id"], index, json.loads(line.removeprefix("data: "))
     raise AssertionError("the stream ended without [DONE]")
 
 
@@ -120,28 +128,15 @@ def test_a_killed_gateways_client_goes_on_where_it_was(stack: RunningStack) -> N
 
 def broken_stream(stack: RunningStack, body: dict[str, object], after: int) -> tuple[str, str, int]:
     """A stream whose gateway is killed once it has said so many tokens: the request, the text, the next index."""
-    chunks: list[tuple[str, str, int]] = []
+    request, text, index = "", "", 0
     try:
-        for chunk in said(stack, body):
-            chunks.append(chunk)
-            if chunk[2] == after:
+        for request, index, chunk in chunks(stack, body):  # noqa: B007 - what the last one said is wanted
+            text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+            if index == after:
                 stack.kill("gateway")
     except httpx.HTTPError:
-        request, _, index = chunks[-1]
-        return request, "".join(piece for _, piece, _ in chunks), index
+        return request, text, index
     raise AssertionError("the stream outlived its gateway")
-
-
-def said(stack: RunningStack, body: dict[str, object]) -> Iterator[tuple[str, str, int]]:
-    """Each chunk: the request, the text, the index after it."""
-    index = 0
-    with httpx.stream("POST", stack.url + "/v1/chat/completions", json=body, timeout=90) as answer:
-        for line in answer.iter_lines():
-            if line.startswith("id: "):
-                index = int(line.rpartition(":")[2])
-            elif line.startswith("data: {"):
-                piece = "".join(c["delta"].get("content") or "" for c in json.loads(line[6:])["choices"])
-                yield answer.headers["X-Request-Id"], piece, index
 
 
 def resumed(stack: RunningStack, request: str, index: int) -> Iterator[str]:

@@ -125,12 +125,16 @@ class _Live:
         )
 
     def output(self, index: int, emission: Emission) -> Output:
-        if emission.reason is None:
-            return Output(self.sequence.request, index, emission.ids, emission.texts, logprobs=emission.logprobs)
-        account = self.account()
-        finish = Finish(emission.reason, account.usage)
-        parts = emission.ids, emission.texts, finish
-        return Output(self.sequence.request, index, *parts, account=account, logprobs=emission.logprobs)
+        account = None if emission.reason is None else self.account()
+        return Output(
+            request=self.sequence.request,
+            index=index,
+            ids=emission.ids,
+            texts=emission.texts,
+            finish=Finish(emission.reason, account.usage) if emission.reason and account else None,
+            account=account,
+            logprobs=emission.logprobs,
+        )
 
     def failed(self, code: str, message: str) -> Output:
         error = HeadraceError(code, message)
@@ -216,14 +220,13 @@ class Engine:
     def _validate(self, request: GenerationRequest) -> None:
         if not request.prompt_ids:
             raise HeadraceError("invalid_value", "the prompt has no tokens", request.prompt_param)
-        for token_id in (min(request.prompt_ids), max(request.prompt_ids)):
+        prompt = request.prompt_ids
+        named: list[tuple[int, str]] = [(min(prompt), request.prompt_param), (max(prompt), request.prompt_param)]
+        named += [(token_id, "logit_bias") for token_id, _ in request.sampling.logit_bias]
+        for token_id, param in named:
             if not 0 <= token_id < self._vocabulary_size:
                 message = f"token id {token_id} is not in this model's vocabulary, 0 to {self._vocabulary_size - 1}"
-                raise HeadraceError("invalid_value", message, request.prompt_param)
-        for token_id, _ in request.sampling.logit_bias:
-            if token_id >= self._vocabulary_size:
-                message = f"token id {token_id} is not in this model's vocabulary, 0 to {self._vocabulary_size - 1}"
-                raise HeadraceError("invalid_value", message, "logit_bias")
+                raise HeadraceError("invalid_value", message, param)
         if not all(request.sampling.stop):
             raise HeadraceError("invalid_value", "a stop string is empty", "stop")
 

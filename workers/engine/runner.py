@@ -25,7 +25,7 @@ from workers.engine.model.arrays import Buffer
 from workers.engine.model.backends import Backends, choose_backends, device_backends
 from workers.engine.model.config import ModelConfig
 from workers.engine.model.device_linear import choose_device_scheme
-from workers.engine.model.linear import Scheme, choose_scheme, has_onednn
+from workers.engine.model.linear import Scheme, Shape, choose_scheme, has_onednn
 from workers.engine.model.llama import Layer, Llama, pack_layer
 from workers.engine.model.pace import Pace
 from workers.engine.plan import Chunk, StepPlan, StepResult
@@ -173,10 +173,10 @@ class ModelRunner:
         parts = (self._scheme, self._backends.operations, self._backends.attention)
         self._model = Llama(config, embedding, layers, norm, *parts)
         self._inexact_because = self._why_inexact()
-        in_layers = config.layers * sum(outputs * inputs for outputs, inputs in _linear_shapes(config))
+        in_layers = config.layers * sum(outputs * inputs for outputs, inputs, _ in _linear_shapes(config))
         self._weights_bytes = embedding.nbytes + self._backends.operations.head_bytes + in_layers * dtype.itemsize
 
-    def _choose_scheme(self, shapes: set[tuple[int, int]], dtype: torch.dtype) -> Scheme:
+    def _choose_scheme(self, shapes: set[Shape], dtype: torch.dtype) -> Scheme:
         if self._device is not None:
             return choose_device_scheme(shapes, dtype, self._device, self._deterministic)
         scheme = choose_scheme(shapes, dtype, self._threads)
@@ -211,11 +211,16 @@ def _fitting_precision() -> Precision:
     return "bf16" if native and has_onednn() else "fp32"
 
 
-def _linear_shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """(outputs, inputs) of a layer's linear layers."""
+def _linear_shapes(config: ModelConfig) -> list[Shape]:
+    """Of a layer's linear layers."""
     hidden, forward = config.hidden_size, config.feed_forward_size
     qkv = config.query_size + 2 * config.kv_size
-    return [(qkv, hidden), (hidden, config.query_size), (2 * forward, hidden), (hidden, forward)]
+    return [
+        (qkv, hidden, config.qkv_bias),
+        (hidden, config.query_size, False),
+        (2 * forward, hidden, False),
+        (hidden, forward, False),
+    ]
 
 
 def _cache_shape(config: ModelConfig, blocks: int, block_tokens: int) -> CacheShape:

@@ -379,10 +379,17 @@ class Scheduler:
         known, most = sequence.tokens_known, sequence.tokens_max
         assert end <= known < most, f"{request}: {end} to compute, {known} known, {most} at most"
         samples = end == known
-        counted: tuple[tuple[int, ...], ...] = ()
-        if samples and sequence.sampling.counts_outputs:
-            counted = sequence.prompt_ids, tuple(sequence.output_ids)
-        return Chunk(request, sequence.known(start, end), start, sequence.blocks, samples, sequence.sampling, *counted)
+        counts = samples and sequence.sampling.counts_outputs
+        return Chunk(
+            request=request,
+            token_ids=sequence.known(start, end),
+            start=start,
+            block_table=sequence.blocks,
+            samples=samples,
+            sampling=sequence.sampling,
+            prompt_ids=sequence.prompt_ids if counts else (),
+            output_ids=tuple(sequence.output_ids) if counts else (),
+        )
 
     def _draw(self, sequence: Sequence, token_id: int, now_us: int) -> Advance:
         sequence.output_ids.append(token_id)

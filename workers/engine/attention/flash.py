@@ -10,23 +10,14 @@ from collections.abc import Callable
 import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
-from workers.engine.attention.paged import Heads
+from workers.engine.attention.paged import Heads, flash_lacks
 from workers.engine.attention.protocol import CacheShape
 from workers.engine.attention.step_tensors import StepTensors
-
-BLOCK_TOKENS = 256  # flash-attn 2 reads pages of whole multiples of this
-_HEAD_SIZE_MAX = 256
 
 
 def lacks(shape: CacheShape, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot take these sizes; None: they can."""
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"flash kernels do not compute in {dtype}"
-    if shape.head_size % 8 or shape.head_size > _HEAD_SIZE_MAX:
-        return f"head size {shape.head_size} is no multiple of 8 up to {_HEAD_SIZE_MAX}"
-    if shape.block_tokens % BLOCK_TOKENS:
-        return f"blocks of {shape.block_tokens} tokens are not a multiple of {BLOCK_TOKENS}"
-    return None
+    return flash_lacks("flash-attn", shape, dtype)
 
 
 class FlashKernel:

@@ -14,6 +14,9 @@ from workers.engine.attention.step_tensors import StepTensors, upload
 from workers.engine.batch import Batch
 from workers.engine.model.arrays import Buffer
 
+_FLASH_PAGE_TOKENS = 256  # flash-attn 2 reads pages of whole multiples of this
+_FLASH_HEAD_SIZE_MAX = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -46,6 +49,17 @@ class Kernel(Protocol):
     ) -> torch.Tensor:
         """[rows, heads, head_size] for queries of that shape, already scaled; keys, values: [block, offset, kv head, value]."""
         ...
+
+
+def flash_lacks(name: str, shape: CacheShape, dtype: torch.dtype) -> str | None:
+    """Why flash-attn's kernels, which torch's varlen_attn calls too, cannot take these sizes; None: they can."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"{name} does not compute in {dtype}"
+    if shape.head_size % 8 or shape.head_size > _FLASH_HEAD_SIZE_MAX:
+        return f"head size {shape.head_size} is no multiple of 8 up to {_FLASH_HEAD_SIZE_MAX}"
+    if shape.block_tokens % _FLASH_PAGE_TOKENS:
+        return f"blocks of {shape.block_tokens} tokens are not a multiple of {_FLASH_PAGE_TOKENS}"
+    return None
 
 
 class PagedAttention:

@@ -8,11 +8,10 @@ import inspect
 
 import torch
 
-from workers.engine.attention.paged import Heads
+from workers.engine.attention.paged import Heads, flash_lacks
 from workers.engine.attention.protocol import CacheShape
 from workers.engine.attention.step_tensors import StepTensors
 
-BLOCK_TOKENS = 256  # as flash-attn 2, which torch calls beneath
 _NEEDED = {"block_table", "seqused_k", "num_splits", "window_size", "enable_gqa", "scale"}
 
 
@@ -25,13 +24,9 @@ def lacks(shape: CacheShape, dtype: torch.dtype) -> str | None:
     missing = _NEEDED - set(inspect.signature(varlen_attn).parameters)
     if missing:
         return f"varlen_attn of torch {torch.__version__} does not take {', '.join(sorted(missing))}"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"varlen_attn does not compute in {dtype}"
-    if shape.head_size % 8 or shape.head_size > 256:
-        return f"head size {shape.head_size} is no multiple of 8 up to 256"
-    if shape.block_tokens % BLOCK_TOKENS:
-        return f"blocks of {shape.block_tokens} tokens are not a multiple of {BLOCK_TOKENS}"
-    return "varlen_attn has no soft cap" if shape.soft_cap is not None else None
+    if shape.soft_cap is not None:
+        return "varlen_attn has no soft cap"
+    return flash_lacks("varlen_attn", shape, dtype)
 
 
 class VarlenKernel:

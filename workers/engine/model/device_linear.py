@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from workers.engine.model.linear import Apply, Scheme
+from workers.engine.model.linear import Apply, Scheme, Shape, is_exact
 
 _SIZES = ((16, 32, 64, 128, 256), (64, 256), (256,), (64,), (16,))  # of the fixed way; the first that proves exact
 _ROWS_FREE = 1 << 20  # more than any step has: one call
@@ -28,15 +28,7 @@ class DeviceScheme(Scheme):
 
     def padded(self, rows: int) -> int:
         """See Scheme."""
-        if self.free:
-            return rows
-        whole, rest = divmod(rows, self.sizes[-1])
-        return whole * self.sizes[-1] + (self.size_for(rest) if rest else 0)
-
-    @property
-    def rows_at_first(self) -> int:
-        """Rows that buffers are made for at first."""
-        return self.sizes[-1]
+        return rows if self.free else Scheme.padded(self, rows)
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """See Scheme."""
@@ -48,31 +40,12 @@ class DeviceScheme(Scheme):
         return lambda rows: torch.nn.functional.linear(rows, placed, added)
 
 
-def choose_device_scheme(
-    shapes: set[tuple[int, int]], dtype: torch.dtype, device: torch.device, deterministic: bool
-) -> DeviceScheme:
-    """The fixed sizes that prove exact for weights of these shapes on this device; free, and not exact, when not asked for."""
+def choose_device_scheme(shapes: set[Shape], dtype: torch.dtype, device: torch.device, deterministic: bool) -> DeviceScheme:
+    """The fixed sizes that prove exact for layers of these shapes on this device; free, and not exact, when not asked for."""
     if deterministic:
         for sizes in _SIZES:
             scheme = DeviceScheme(False, None, sizes, device=device)
-            if all(_is_exact(scheme, outputs, inputs, dtype) for outputs, inputs in shapes):
+            if all(is_exact(scheme, shape, dtype, (torch.get_num_threads(),)) for shape in shapes):
                 return scheme
         return DeviceScheme(False, None, _SIZES[-1], exact=False, device=device)
     return DeviceScheme(False, None, _SIZES[0], exact=False, device=device, free=True)
-
-
-def _is_exact(scheme: DeviceScheme, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
-    """Whether calls of every size give a row's bits, wherever the row is, on inputs that cancel (see linear.py)."""
-    generator = torch.Generator().manual_seed(outputs * 31 + inputs)
-    half = torch.randn(outputs, inputs // 2, generator=generator)
-    apply = scheme.pack(torch.cat([half, half, torch.zeros(outputs, inputs % 2)], 1).to(dtype))
-    part = torch.randn(scheme.rows_max, inputs // 2, generator=generator)
-    rows = scheme.place(torch.cat([part, -part, torch.zeros(len(part), inputs % 2)], 1).to(dtype))
-    whole = apply(rows)
-    turned, turned_whole = rows.roll(1, 0), whole.roll(1, 0)
-    return all(
-        torch.equal(apply(rows[:size]), whole[:size])
-        and torch.equal(apply(rows[-size:]), whole[-size:])
-        and torch.equal(apply(turned[:size]), turned_whole[:size])
-        for size in scheme.sizes
-    )

@@ -9,6 +9,9 @@ import os
 from pathlib import Path
 
 import numba
+import structlog
+
+log = structlog.get_logger()
 
 _ENGINE = Path(__file__).parent.parent
 _SOURCES = ("model/lanes.py", "model/products.py", "model/row_kernels.py", "attention/cpu_kernels.py")
@@ -23,7 +26,7 @@ def _folder() -> Path:
 if not os.environ.get("NUMBA_CACHE_DIR"):
     try:
         _folder().mkdir(parents=True, exist_ok=True)
-    except OSError:
-        pass  # numba finds a place of its own
+    except OSError as error:
+        log.debug("kernel_cache", error=str(error), instead="a place that numba finds")
     else:
         numba.config.CACHE_DIR = str(_folder())  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ import torch
 _SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 
 Apply = Callable[[torch.Tensor], torch.Tensor]
+Shape = tuple[int, int, bool]  # of a layer: outputs, inputs, whether it has a bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Scheme:
     @property
     def rows_at_first(self) -> int:
         """Rows that buffers are made for at first."""
-        return self.rows_max
+        return self.sizes[-1]
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor where the model computes."""
@@ -79,13 +80,13 @@ class Linear:
         return torch.cat([self._apply(inputs[begin : begin + most]) for begin in range(0, len(inputs), most)])
 
 
-def choose_scheme(shapes: set[tuple[int, int]], dtype: torch.dtype, threads: tuple[int, ...]) -> Scheme:
-    """The fastest scheme that is exact for weights of these shapes, (outputs, inputs), on this machine, at these thread counts.
+def choose_scheme(shapes: set[Shape], dtype: torch.dtype, threads: tuple[int, ...]) -> Scheme:
+    """The fastest scheme that is exact for layers of these shapes on this machine, at these thread counts.
 
     When none is: plain layers, and exact is false.
     """
     for scheme in _candidates(dtype):
-        if all(_is_exact(scheme, outputs, inputs, dtype, threads) for outputs, inputs in shapes):
+        if all(is_exact(scheme, shape, dtype, threads) for shape in shapes):
             return scheme
     return Scheme(packed=False, packed_for=None, sizes=_SIZES, exact=False)
 
@@ -108,14 +109,16 @@ def _sizes(least: int, most: int) -> tuple[int, ...]:
     return tuple(size for size in _SIZES if least <= size <= most)
 
 
-def _is_exact(scheme: Scheme, outputs: int, inputs: int, dtype: torch.dtype, threads: tuple[int, ...]) -> bool:
+def is_exact(scheme: Scheme, shape: Shape, dtype: torch.dtype, threads: tuple[int, ...]) -> bool:
+    """Whether calls of every size of the scheme give a row's bits, on inputs that cancel. A bias is 0 here, to hide nothing."""
+    outputs, inputs, biased = shape
     generator = torch.Generator().manual_seed(outputs * 31 + inputs)
     half = torch.randn(outputs, inputs // 2, generator=generator)
     weight = torch.cat([half, half, torch.zeros(outputs, inputs % 2)], 1).to(dtype)
     part = torch.randn(scheme.rows_max, inputs // 2, generator=generator)
-    rows = torch.cat([part, -part, torch.zeros(scheme.rows_max, inputs % 2)], 1).to(dtype)
+    rows = scheme.place(torch.cat([part, -part, torch.zeros(scheme.rows_max, inputs % 2)], 1).to(dtype))
     try:
-        apply = scheme.pack(weight)
+        apply = scheme.pack(weight, torch.zeros(outputs, dtype=dtype) if biased else None)
         whole = apply(rows)
         return all(_agrees(apply, rows, whole, size, count) for count in threads for size in scheme.sizes)
     except (RuntimeError, NotImplementedError):  # this build cannot pack this way

@@ -19,7 +19,7 @@ class ReferenceRowOperations:
     def __init__(self, config: ModelConfig, head: torch.Tensor) -> None:
         self._config = config
         self._head = head
-        self._cosine, self._sine = (torch.from_numpy(table) for table in rotary_tables(config))
+        self._cosine, self._sine = (torch.from_numpy(table).to(head.device) for table in rotary_tables(config))
 
     def embed(self, table: torch.Tensor, batch: Batch) -> torch.Tensor:
         """See RowOperations."""
@@ -32,8 +32,7 @@ class ReferenceRowOperations:
     def norm(self, residual: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
         """See RowOperations."""
         value = residual.tensor[:rows]
-        scale = torch.rsqrt(value.square().mean(-1, keepdim=True) + self._config.norm_epsilon)
-        out.tensor[:rows] = (value * scale * weight.tensor).to(out.tensor.dtype)
+        out.tensor[:rows] = (self._normed(value) * weight.tensor).to(out.tensor.dtype)
 
     def add_norm(self, residual: Buffer, delta: Buffer, weight: Buffer, out: Buffer, rows: int) -> None:
         """See RowOperations."""
@@ -45,9 +44,8 @@ class ReferenceRowOperations:
         config, begin = self._config, 0
         for heads, weight in ((config.heads, query_weight), (config.kv_heads, key_weight)):
             end = begin + heads * config.head_size
-            value = qkv.tensor[:rows, begin:end].float().view(rows, heads, config.head_size)
-            scale = torch.rsqrt(value.square().mean(-1, keepdim=True) + config.norm_epsilon)
-            qkv.tensor[:rows, begin:end] = (value * scale * weight.tensor).view(rows, -1).to(qkv.tensor.dtype)
+            value = qkv.tensor[:rows, begin:end].float().reshape(rows * heads, config.head_size)
+            qkv.tensor[:rows, begin:end] = (self._normed(value) * weight.tensor).view(rows, -1).to(qkv.tensor.dtype)
             begin = end
 
     def rotate(self, qkv: Buffer, positions: npt.NDArray[np.int64], queries: Buffer, keys: Buffer, rows: int) -> None:
@@ -56,7 +54,7 @@ class ReferenceRowOperations:
         turned = config.query_size + config.kv_size
         heads = qkv.tensor[:rows, :turned].float().view(rows, config.heads + config.kv_heads, config.head_size)
         first, second = heads.chunk(2, -1)
-        at = torch.from_numpy(positions)
+        at = self._places(positions)
         cosine, sine = self._cosine[at, None, :], self._sine[at, None, :]
         both = torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1).view(rows, turned)
         queries.tensor[:rows] = both[:, : config.query_size] * config.head_size**-0.5
@@ -71,3 +69,14 @@ class ReferenceRowOperations:
         """See RowOperations."""
         logits: npt.NDArray[np.float32] = torch.nn.functional.linear(normed.tensor[:rows], self._head.float()).numpy()
         return logits
+
+    def _normed(self, value: torch.Tensor) -> torch.Tensor:
+        """Rows divided by the root of their mean square."""
+        return value * torch.rsqrt(self._mean_square(value) + self._config.norm_epsilon)
+
+    def _mean_square(self, value: torch.Tensor) -> torch.Tensor:
+        return value.square().mean(-1, keepdim=True)
+
+    def _places(self, positions: npt.NDArray[np.int64]) -> torch.Tensor:
+        """The rows' positions, to look up in the rotary tables."""
+        return torch.from_numpy(positions)
