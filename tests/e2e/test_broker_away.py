@@ -41,7 +41,7 @@ def gateway(broker: NatsServer, tmp_path: Path) -> Iterator[str]:
             cleanup.callback(process.wait)
             cleanup.callback(process.kill)
         url = f"http://127.0.0.1:{port}"
-        until_now(lambda: ready(url), "every process", seconds=60)
+        until_now(lambda: ready(url), "every process", seconds=180)
         yield url
 
 
@@ -59,6 +59,7 @@ def ask(url: str) -> str:
     return text
 
 
+@pytest.mark.timeout(420)
 def test_a_minute_without_the_broker_loses_nothing_and_ends_within_ten_seconds(broker: NatsServer, gateway: str) -> None:
     undisturbed = ask(gateway)
     with ThreadPoolExecutor(4) as pool:

@@ -27,8 +27,8 @@ def tensors() -> dict[str, np.ndarray]:
     return {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def write(path: Path, weights: dict[str, np.ndarray], architecture: str = "llama", rotated: int = 32) -> Path:
-    """A small GGUF file. rotated: how many values of a head are rotated, of 32."""
+def write(path: Path, weights: dict[str, np.ndarray], architecture: str = "llama", rotated: int = 32, window: int = 0) -> Path:
+    """A small GGUF file. rotated: how many values of a head are rotated, of 32; window: positions seen, 0 for all."""
     writer = gguf.GGUFWriter(path, architecture)
     sizes = {
         "block_count": 1,
@@ -38,6 +38,7 @@ def write(path: Path, weights: dict[str, np.ndarray], architecture: str = "llama
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
         "rope.dimension_count": rotated,
+        "attention.sliding_window": window,
     }
     for key, number in sizes.items():
         writer.add_uint32(f"{architecture}.{key}", number)

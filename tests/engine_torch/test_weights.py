@@ -105,6 +105,11 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
         GgufFile(path)
 
 
+@pytest.mark.parametrize(("window", "windows"), [(0, ()), (24, (24,))])
+def test_a_sliding_window_is_every_layers(tmp_path: Path, window: int, windows: tuple[int, ...]) -> None:
+    assert GgufFile(write(tmp_path / "m.gguf", tensors(), window=window)).config().windows == windows
+
+
 def test_partly_rotated_heads_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", tensors(), rotated=16)
     with pytest.raises(UnsupportedModel, match="16 are rotated"):

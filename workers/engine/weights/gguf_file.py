@@ -86,9 +86,14 @@ class GgufFile:
             norm_epsilon=self._need(self._key("attention.layer_norm_rms_epsilon"), float),
             context_tokens=self._size("context_length"),
             rotary_divisors=self._rotary_divisors(head_size),
+            windows=self._windows(),
             qkv_bias=BY_GGUF[self.architecture].qkv_bias,
             qk_norm=BY_GGUF[self.architecture].qk_norm,
         )
+
+    def _windows(self) -> tuple[int | None, ...]:
+        window = self._optional(self._key("attention.sliding_window"), int)
+        return (window,) * self._size("block_count") if window else ()
 
     def rows_of(self, name: str) -> int:
         """The first dimension of a tensor, without reading it."""
