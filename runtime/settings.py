@@ -131,9 +131,10 @@ def _refuse_unknown(cls: type[Settings]) -> None:
 
 
 def _toml_keys() -> list[str]:
+    path = Path("headrace.toml").resolve()
     try:
-        return list(tomllib.loads(Path("headrace.toml").read_text()))
+        return list(tomllib.loads(path.read_text()))
     except FileNotFoundError:
         return []
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"headrace.toml cannot be read: {error}") from error
+        raise SettingsError(f"{path} cannot be read: {error}") from error

@@ -48,7 +48,10 @@ def _run(settings: Settings, work: Callable[[NatsBus], Awaitable[int]]) -> int:
     try:
         return asyncio.run(connected())
     except (BusError, CodecError) as error:
-        print(f"headrace dead: {error}", file=sys.stderr)
+        where = (
+            "" if running_nats_url(settings.home) else f"; no headrace runs on {settings.home} (HEADRACE_HOME names another)"
+        )
+        print(f"headrace dead: {error}{where}", file=sys.stderr)
         return 1
 
 

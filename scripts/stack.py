@@ -142,6 +142,8 @@ class Stack:
     def _cause(self, name: str, status: int) -> str:
         if status < 0:
             return f"was ended by signal {-status}"
+        if status == 0:
+            return "was told to stop"
         lines = self.log_of(name).read_text(errors="replace").strip().splitlines()
         return f"ended with status {status}: {lines[-1][:200] if lines else 'it said nothing'}"
 

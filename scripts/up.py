@@ -116,7 +116,8 @@ def _running(settings: Settings) -> Iterator[Stack]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UpError(f"another headrace runs on {settings.home}; set HEADRACE_HOME to another folder") from None
+            message = f"another headrace starts or runs on {settings.home}; wait for it, or set HEADRACE_HOME to another folder"
+            raise UpError(message) from None
         if settings.model_path is None:
             model_files.ensure(model_files.CHAT, say, settings.models)
         elif not settings.model_path.exists():
