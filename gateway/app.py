@@ -7,6 +7,7 @@ with shutting_down; the listener closes; the bus is closed by whoever opened it 
 
 import asyncio
 import contextlib
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -179,7 +180,13 @@ class _CloseWhileDraining:
         await self._app(scope, receive, tell)
 
 
+def _not_the_clients(record: logging.LogRecord) -> bool:
+    """False for what any client can make the server say with a traceback: text that is no UTF-8, which it is told of."""
+    return not record.getMessage().startswith("Invalid UTF-8")
+
+
 def _config(app: ASGIApp) -> uvicorn.Config:
+    logging.getLogger("uvicorn.error").addFilter(_not_the_clients)
     return uvicorn.Config(
         app,
         http="httptools",

@@ -5,7 +5,9 @@ itself, under the message id of the attempt that it has seen: a worker that was 
 
     cancelled      mark and broadcast, wait CANCEL_GRACE_S for a worker's word, else write it
     deadline       the reader waited DEADLINE_GRACE_S already: write it at once, then mark, so that nobody computes on
-    left to run    nobody reads a kept request here any more: its deadline is minded all the same
+    left to run    nobody reads a kept request here any more: its deadline is minded all the same, once the broker is there
+
+Of a request whose log is gone because it ended long ago nothing is written.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ import structlog
 from gateway.resume import Record, snapshot
 from runtime.bus import Bus, BusError, BusUnavailable
 from runtime.following import Follow
+from runtime.patience import backoff_s
 from runtime.publishing import Publisher
 from runtime.sequencer import Deliver
 from schemas import subjects
@@ -84,13 +87,24 @@ class Endings:
 
     def _vigil_over(self, record: Record) -> None:
         self._vigils.pop(record.request, None)
-        self.expire(record)
+        if record.terminal is not None:
+            return
+        if self._bus.connected:
+            self.expire(record)
+        else:  # nobody waits here, and whether it has ended is on file
+            self.watch(record)
 
     async def _abandon(self, record: Record) -> None:
-        try:
-            await (await self.cancel(record))
-        except BusUnavailable as error:
-            log.warning("cancel_untold", request=record.request, error=str(error))
+        """Until it is told, or is over: the broker may be away just now, and a worker would go on for nobody."""
+        failures = 0
+        while self._bus.clock.now_us() < record.ownership.deadline_us:
+            try:
+                await (await self.cancel(record))
+                return
+            except BusUnavailable as error:
+                failures += 1
+                log.warning("cancel_untold", request=record.request, error=str(error))
+                await asyncio.sleep(backoff_s(failures))
 
     async def _cancelled(self, record: Record) -> Terminal | None:
         error = HeadraceError("cancelled", "the request was cancelled")
@@ -105,6 +119,8 @@ class Endings:
         settling = self.spawn(self._settle(record, error, 0.0))
         await asyncio.wait({settling}, timeout=LOCAL_S if self._bus.connected else 0.0)
         end: Terminal | None = settling.result() if settling.done() else None
+        if record.log_gone:
+            return
         if end is None:
             end_here(record, error)
         if end is None or (isinstance(end, Failed) and end.code == error.code):
@@ -122,8 +138,11 @@ class Endings:
         reading = _Reading(Follow(self._bus, subjects.reply(record.request), record.timeline, log_first=True))
         try:
             await reading.follow.open()
-            end = await reading.until_end(grace_s) or (await snapshot(self._bus, record.request)).terminal
+            end = await reading.until_end(grace_s)
             if end is None:
+                seen = await snapshot(self._bus, record.request)
+                end, record.log_gone = seen.terminal, seen.ended
+            if end is None and not record.log_gone:
                 end = await self._write(record, error, reading)
         except (BusError, CodecError) as trouble:
             log.warning("end_unwritten", request=record.request, code=error.code, error=str(trouble))
@@ -136,7 +155,8 @@ class Endings:
     async def _write(self, record: Record, error: HeadraceError, reading: "_Reading") -> Terminal:
         ids, texts, epoch = tuple(reading.ids), tuple(reading.texts), max(1, reading.epoch)
         usage = Usage(0, len(ids))  # of the prompt nothing is known to have been computed
-        failed = Failed(epoch, len(ids), error.code, error.message, record.timeline, error.param, usage)
+        timeline = record.timeline.mark("gateway.wait", self._bus.clock.now_us())
+        failed = Failed(epoch, len(ids), error.code, error.message, timeline, error.param, usage)
         publisher = Publisher(self._bus, subjects.reply(record.request), epoch, ids, texts)
         publisher.close()
         await publisher.end(failed)

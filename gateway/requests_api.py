@@ -42,7 +42,7 @@ async def _known(request: Request) -> tuple[Record, Snapshot]:
         seen = await snapshot(door.bus, name)
     except BusUnavailable as error:
         raise no_broker(error) from error
-    if seen.empty and record.terminal is None and lost(record, door.bus.clock.now_us()):
+    if seen.empty and record.terminal is None and lost(record, seen, door.bus.clock.now_us()):
         raise HeadraceError("replay_expired", f"the log no longer holds request {name}")
     return record, seen
 

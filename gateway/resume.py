@@ -6,7 +6,7 @@ who reads it here.
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from gateway import ownership
@@ -46,6 +46,7 @@ class Record:
     taken_here: bool
     cancelled: bool = False
     terminal: Terminal | None = None  # as the log or a client here got it
+    log_gone: bool = False  # it ended so long ago that nothing else is known of it
     readers: set[Reader] = field(default_factory=set)
 
     @property
@@ -65,11 +66,15 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A request as its log shows it: tokens [first, end) (first None: none), and how it ended if it has."""
+    """A request as its log shows it: tokens [first, end) (first None: none), and how it ended if it has.
+
+    ended: it has, and the log is gone; asked only where the log holds nothing.
+    """
 
     first: int | None
     end: int
     terminal: Terminal | None
+    ended: bool = False
 
     @property
     def empty(self) -> bool:
@@ -148,7 +153,10 @@ async def snapshot(bus: Bus, request: str) -> Snapshot:
         elif event.ids:
             first = event.index if first is None else min(first, event.index)
             end = max(end, event.end)
-    return Snapshot(first, end, terminal)
+    seen = Snapshot(first, end, terminal)
+    if not seen.empty:
+        return seen
+    return replace(seen, ended=await bus.kv_get(subjects.PROGRESS_BUCKET, subjects.ended(request)) is not None)
 
 
 async def patient_snapshot(bus: Bus, request: str, start: int) -> Snapshot:
@@ -162,14 +170,14 @@ async def patient_snapshot(bus: Bus, request: str, start: int) -> Snapshot:
 
 def refuse_unless_held(record: Record, seen: Snapshot, start: int, now_us: int) -> None:
     """HeadraceError replay_expired when the log has lost what was asked for."""
-    if seen.lacks(start) or (seen.empty and lost(record, now_us)):
+    if seen.lacks(start) or (seen.empty and lost(record, seen, now_us)):
         message = f"the log no longer holds token {start} of request {record.request}"
         raise HeadraceError("replay_expired", message)
 
 
-def lost(record: Record, now_us: int) -> bool:
+def lost(record: Record, seen: Snapshot, now_us: int) -> bool:
     """Whether a log that holds nothing once held this request's answer."""
-    if record.terminal is not None:
+    if record.terminal is not None or seen.ended:
         return True
     return now_us > max(record.ownership.deadline_us, record.ownership.created_us + int(LOG_AGE_S * 1e6))
 

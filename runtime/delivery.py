@@ -94,8 +94,8 @@ def arrive(fruitless: int, cancelled: bool, expired: bool) -> tuple[Action, ...]
     return ()
 
 
-def settle(outcome: Outcome, attempt: int) -> tuple[Action, ...]:
-    """Actions after the work, whatever became of it."""
+def settle(outcome: Outcome, failures: int) -> tuple[Action, ...]:
+    """Actions after the work, whatever became of it. failures: those that were told so far, with this one if it is one."""
     match outcome:
         case Done():
             return (Acknowledge(),)
@@ -105,10 +105,10 @@ def settle(outcome: Outcome, attempt: int) -> tuple[Action, ...]:
             return ()
         case Broken(error) if error.meaning.whose != "fault":
             return (Answer(error), Acknowledge())
-        case Broken(error) if attempt >= ATTEMPTS_MAX:
-            return _exhausted(attempt, f"{error.code}: {error.message}")
+        case Broken(error) if failures >= ATTEMPTS_MAX:
+            return _exhausted(failures, f"{error.code}: {error.message}")
         case Broken():
-            return (GiveBack(min(8.0, 0.1 * 4.0 ** (attempt - 1))),)
+            return (GiveBack(min(8.0, 0.1 * 4.0 ** (failures - 1))),)
         case _:
             assert_never(outcome)
 

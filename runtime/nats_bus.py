@@ -123,7 +123,7 @@ class NatsBus:
     async def _declare(self) -> None:
         try:
             await streams.declare(self._js, self._log_bytes)
-            for consumer, subject in self._consumers.items():
+            for consumer, subject in list(self._consumers.items()):  # a stage may open meanwhile
                 await streams.declare_consumer(self._js, subject, consumer)
             await self._measure_clock()
         except APIError as error:

@@ -66,7 +66,12 @@ class Publisher:
             await self._bus.kv_note(subjects.PROGRESS_BUCKET, subjects.progress(self._subject), str(self._epoch).encode())
 
     async def end(self, terminal: Terminal) -> None:
-        """Puts the answer on file, then publishes its terminal event; both confirmed."""
+        """Puts the answer on file, then publishes its terminal event; both confirmed.
+
+        That the request has ended is noted before: it is known for longer than logs and files are kept.
+        """
+        if (request := subjects.replied(self._subject)) is not None:
+            await self._bus.kv_note(subjects.PROGRESS_BUCKET, subjects.ended(request), b"")
         message_id = f"{self._subject}:end:{self._epoch}"
         for number, part in enumerate(events.encode_end(self._all(), terminal)):
             await self._bus.publish_confirmed(subjects.end(self._subject), part, f"{message_id}:file:{number}")

@@ -134,11 +134,13 @@ class StageLoop:
             (lane, await self._bus.pull(lane.subject, lane.consumer, self._on_delivery, self._room.set)) for lane in self._lanes
         ]
         beating = asyncio.create_task(self._beat(), name=f"{self._stage}-beat")
+        forget = self._bus.on_reconnect(self._look_for_marks)
         try:
             await self._take(pullers, stop)
             await self._drain([puller for _, puller in pullers], drain_s)
         finally:
             beating.cancel()
+            forget()
             await listening.unsubscribe()
 
     async def _take(self, pullers: list[tuple[Lane, Puller]], stop: asyncio.Event) -> None:
@@ -196,6 +198,16 @@ class StageLoop:
             if held.work.request == request:
                 held.end(HeadraceError("cancelled", "the request was cancelled"))
 
+    async def _look_for_marks(self) -> None:
+        """After a reconnect: a cancel may have been told while nobody could hear it, but it has left its mark."""
+        for held in list(self._held.values()):
+            try:
+                if await self._bus.is_cancelled(held.work.request):
+                    held.end(HeadraceError("cancelled", "the request was cancelled"))
+            except BusError as error:
+                log.debug("marks_unread", stage=self._stage, error=str(error))  # the next reconnect looks again
+                return
+
     async def _on_delivery(self, delivery: Delivery) -> None:
         task = asyncio.create_task(self._process(delivery), name=f"{self._stage}-{delivery.sequence}")
         self._tasks.add(task)
@@ -233,7 +245,7 @@ class StageLoop:
             actions = deliveries.arrive(fruitless, cancelled, received_us >= envelope.deadline_us)
             if not actions:
                 outcome = await self._attempt(held)
-                actions = deliveries.settle(outcome, held.delivery.attempt)
+                actions = deliveries.settle(outcome, await self._failures(held, outcome))
             await self._carry_out(held, actions)
         except BusError as error:
             # Nothing is settled: the lease runs out and the item comes again, here or elsewhere.
@@ -251,6 +263,16 @@ class StageLoop:
         logged = emitted_before(await self._bus.read_log(subject)).epoch
         noted = await self._bus.kv_get(subjects.PROGRESS_BUCKET, subjects.progress(subject))
         return before - max(logged, int(noted.data) if noted is not None else 0)
+
+    async def _failures(self, held: _Held, outcome: deliveries.Outcome) -> int:
+        """Failures of this work that were told, this one with them; the count is noted on file."""
+        if not (isinstance(outcome, Broken) and outcome.error.meaning.whose == "fault"):
+            return 0
+        key = subjects.failures(self._stage, held.work.request)
+        noted = await self._bus.kv_get(subjects.PROGRESS_BUCKET, key) if held.delivery.attempt > 1 else None
+        failures = 1 if noted is None else int(noted.data) + 1
+        await self._bus.kv_note(subjects.PROGRESS_BUCKET, key, str(failures).encode())
+        return failures
 
     async def _attempt(self, held: _Held) -> deliveries.Outcome:
         work = held.work

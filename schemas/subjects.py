@@ -105,6 +105,21 @@ def progress(subject: str) -> str:
     return subject.removeprefix("hr.")
 
 
+def replied(subject: str) -> str | None:
+    """Whose reply subject this is; None for any other subject."""
+    return subject.removeprefix(REPLY_ALL[:-1]) if subject.startswith(REPLY_ALL[:-1]) else None
+
+
+def failures(stage: Stage, request_id: str) -> str:
+    """The bucket key of how often a stage's work on a request failed and said so."""
+    return f"failures.{stage}.{request_id}"
+
+
+def ended(request_id: str) -> str:
+    """The bucket key that says that a request has ended, for when its log is gone."""
+    return f"ended.{request_id}"
+
+
 def dead(stage: Stage) -> str:
     """Where work goes that failed its last attempt."""
     return f"hr.dead.{stage}"

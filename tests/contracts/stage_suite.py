@@ -162,6 +162,39 @@ class StageSuite:
             assert ends == ([] if speaks else ["attempts_exhausted"])
             assert len(stage.seen) == (4 if speaks else 2)
 
+    async def test_silent_deaths_do_not_use_up_the_failures_that_are_told(
+        self, server: Server, bus: Bus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "ACK_WAIT_S", 1.0)
+        monkeypatch.setattr(limits, "BEAT_S", 0.2)
+        monkeypatch.setattr("runtime.delivery.ATTEMPTS_MAX", 2)
+        async with Harness(bus) as stage:
+
+            async def fail(work: Work) -> None:
+                raise BusUnavailable("the holder is gone") if work.epoch <= 3 else RuntimeError("a fault of ours")
+
+            stage.behave = fail
+            await stage.put(envelope())
+            await stage.until_settled(server)
+            assert [work.epoch for work in stage.seen] == [1, 2, 3, 4, 5]
+            assert "failed 2 times" in (await stage.only_failure()).message
+
+    async def test_a_cancel_that_was_told_while_the_broker_was_away_is_found_after_the_reconnect(
+        self, server: Server, bus: Bus
+    ) -> None:
+        """The mark is there, and nobody heard the broadcast."""
+        async with Harness(bus) as stage:
+            stage.behave = stage.wait
+            item, other = envelope(), envelope()
+            await stage.put(item)
+            await stage.put(other)
+            await until(lambda: len(stage.seen) == 2, "both at work")
+            await bus.kv_create(subjects.CANCEL_BUCKET, item.request, b"")
+            server.kill()
+            server.start()
+            assert (await stage.only_failure()).code == "cancelled"
+            await until(lambda: stage.loop.held == 1, "the other one is still at work")
+
     async def test_expired_work_never_reaches_the_handler(self, server: Server, bus: Bus) -> None:
         async with Harness(bus) as stage:
             await stage.put(envelope(deadline_us=bus.clock.now_us() - 1))

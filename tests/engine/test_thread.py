@@ -54,13 +54,47 @@ async def test_a_prefill_of_eight_chunks_that_is_cancelled_frees_its_slot_within
     running: tuple[EngineThread, GatedRunner],
 ) -> None:
     thread, runner = running
-    thread.add(request("long", 8 * BUDGET))
+    stream = thread.add(request("long", 8 * BUDGET))
     await until(lambda: len(runner.plans) == 1, "the first chunk")
-    thread.drop("long")
+    thread.drop(stream)
     runner.gate.release()
     await until(lambda: thread.statistics.running == 0, "the slot is free")
     assert len(runner.plans) == 1  # the chunk that was being computed, and no other
     assert thread.statistics.blocks_owned == 0
+
+
+async def test_the_next_attempt_at_a_request_hears_nothing_of_the_one_before(
+    running: tuple[EngineThread, GatedRunner],
+) -> None:
+    """A step is computed for the first attempt when it is dropped and the second begins, with no token in its log."""
+    thread, runner = running
+    first = thread.add(request("a", 3, max_tokens=4, ignore_eos=True))
+    await until(lambda: len(runner.plans) == 1, "a step of the first attempt")
+    thread.drop(first)
+    second = thread.add(request("a", 3, max_tokens=4, ignore_eos=True))
+    runner.gate.release(100)
+    index, ended = 0, False
+    while not ended:
+        output = await second.get()
+        assert not isinstance(output, HeadraceError)
+        assert output.index == index
+        index, ended = index + len(output.ids), output.finish is not None
+    assert index == 4
+    assert first.empty()
+    await until(lambda: thread.statistics.running == 0, "both slots are free")
+
+
+async def test_an_admission_that_breaks_is_told_and_the_thread_lives_on(
+    running: tuple[EngineThread, GatedRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread, runner = running
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "add", lambda self, request: 1 / 0)
+        told = await thread.add(request("a", 3)).get()
+    assert isinstance(told, HeadraceError)
+    assert told.code == "internal"
+    runner.gate.release(100)
+    assert not isinstance(await thread.add(request("b", 3, max_tokens=1, ignore_eos=True)).get(), HeadraceError)
 
 
 async def test_a_fault_is_told_to_every_request_and_the_thread_lives_on(running: tuple[EngineThread, GatedRunner]) -> None:

@@ -10,11 +10,17 @@ import httpx
 import pytest
 import websockets
 
+from gateway import ownership
+from gateway.endings import Endings
+from gateway.ownership import Ownership
+from gateway.resume import Record
 from runtime.nats_bus import NatsBus
 from schemas import subjects
 from schemas.events import Failed, Usage
+from schemas.timeline import Timeline
 from tests.gateway.conftest import Pair, eventually, terminals, told
 from tests.gateway.fake_engine import MODEL, FakeEngine, Job, silent
+from tests.support.broker import NatsServer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -154,3 +160,54 @@ async def test_a_kept_request_that_nobody_reads_ends_by_its_deadline(pair: Pair,
     await asyncio.gather(asking, return_exceptions=True)
     await told(pair.b, request, "failed")
     assert (await only_terminal(bus, request)).code == "deadline_exceeded"
+
+
+async def test_an_answer_whose_log_is_gone_before_its_deadline_has_ended_all_the_same(
+    pair: Pair, engine: FakeEngine, bus: NatsBus
+) -> None:
+    """Nobody says its end again, nobody cancels it, and whoever asks is told that it is over."""
+    answer = await pair.a.post("/v1/chat/completions", json=ASK | {"headrace": {"on_disconnect": "keep"}})
+    request = answer.headers["X-Request-Id"]
+    for stream in (subjects.REPLY_STREAM, subjects.END_STREAM):
+        await bus.client.jetstream().purge_stream(stream)
+    for path in (f"/v1/requests/{request}", f"/v1/requests/{request}/events"):
+        told = await pair.b.get(path)
+        assert (told.status_code, told.json()["error"]["code"]) == (410, "replay_expired")
+    owned = await ownership.read(bus, request)
+    assert owned is not None
+    endings = Endings(bus)
+    endings.expire(Record(owned, taken_here=True))
+    await endings.finish(10.0)
+    assert await terminals(bus, request) == []
+    assert not await bus.is_cancelled(request)
+
+
+async def test_a_kept_request_that_ended_is_minded_no_longer(bus: NatsBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record(Ownership("a" * 32, "t", "m", "chat", 0, 0, "", "keep", False), taken_here=True)
+    record.terminal = Failed(1, 0, "internal", "x", Timeline(0))
+    endings = Endings(bus)
+    monkeypatch.setattr(endings, "expire", lambda record: pytest.fail("it has ended"))
+    endings._vigil_over(record)
+
+
+async def test_a_client_that_left_while_the_broker_was_away_is_told_of_when_it_is_back(
+    broker: NatsServer, bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.nats_bus.CONFIRM_TRIES", 1)
+    deadline_us = bus.clock.now_us() + 60_000_000
+    record = Record(Ownership("a" * 32, "t", "m", "chat", 0, deadline_us, "", "cancel", False), taken_here=True)
+    endings = Endings(bus)
+    broker.kill()
+    await until(lambda: not bus.connected, "the bus knows")
+    endings.abandon(record)
+    broker.start()
+    await eventually(lambda: bus.is_cancelled("a" * 32), "the mark")
+
+
+async def test_an_end_that_the_gateway_writes_says_where_the_time_went(pair: Pair, engine: FakeEngine, bus: NatsBus) -> None:
+    engine.behave, engine.deaf = say_two_and_wait, True
+    asking, request = await asked(pair.a, engine, STREAM)
+    await pair.a.delete(f"/v1/requests/{request}")
+    await asking
+    spans = (await only_terminal(bus, request)).timeline.spans_us()
+    assert spans["gateway.wait"] > 0

@@ -243,3 +243,15 @@ async def test_a_page_of_another_origin_gets_no_socket(gateway_url: str) -> None
             proxy=None,  # type: ignore[arg-type]
         )
     assert caught.value.response.status_code == 403
+
+
+async def test_text_that_is_no_utf_8_closes_the_socket_and_says_nothing_in_the_log(
+    socket: Socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with socket.send_context():
+        socket.protocol.send_text(b"\xff")
+    with pytest.raises(websockets.ConnectionClosed) as caught:
+        await socket.recv()
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1007
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []

@@ -1,7 +1,10 @@
 """The bus on a real broker: what every bus must do, and what only this one has to."""
 
+from typing import Any
+
 import pytest
 
+from runtime import streams
 from runtime.bus import BusUnavailable
 from runtime.nats_bus import NatsBus
 from runtime.patience import backoff_s
@@ -37,3 +40,18 @@ async def test_the_clock_offset_is_within_its_round_trip(bus: NatsBus) -> None:
 def test_backoff_doubles_with_jitter_up_to_its_cap() -> None:
     for failures, most in ((1, 0.05), (2, 0.1), (3, 0.2), (50, 2.0)):
         assert all(most / 2 <= backoff_s(failures) <= most for _ in range(50))
+
+
+async def test_a_stage_that_opens_while_the_bus_declares_what_it_knows_disturbs_nothing(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare = streams.declare_consumer
+
+    async def while_another_opens(js: Any, subject: str, consumer: str) -> None:
+        bus._consumers.setdefault("guard", subjects.work("guard"))
+        await declare(js, subject, consumer)
+
+    bus._consumers["rails"] = subjects.work("rails")
+    monkeypatch.setattr(streams, "declare_consumer", while_another_opens)
+    await bus._declare()
+    assert set(bus._consumers) == {"rails", "guard"}

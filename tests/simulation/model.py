@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from schemas.errors import HeadraceError
 from schemas.events import Usage
 from workers.engine.engine import Account, Finish, GenerationRequest, Output
+from workers.engine.thread import Stream
 
 WORDS = ("water ", "wheel ", "mill", ", ", "stone ", "flows ", "", "grain. ", "Über", "the ", "turns ", "race ")
 SECRET = ("mail ", "bob.mill", "er@exam", "ple.com", " now ")  # across tokens, as a tokenizer would cut it
 SECRET_AT = 2
-
-Stream = asyncio.Queue[Output | HeadraceError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +73,17 @@ class FakeThread:
     rng: random.Random
     on_tokens: Callable[[GenerationRequest], None]
     failed: dict[tuple[int, ...], int]  # attempts that failed as told, by prompt; outlives the process
-    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _tasks: dict[Stream, asyncio.Task[None]] = field(default_factory=dict)
 
     def add(self, request: GenerationRequest) -> Stream:
         """Queues a request; its outputs come on the stream."""
-        assert request.request not in self._tasks, f"{request.request} is already here"
-        stream: Stream = asyncio.Queue()
-        self._tasks[request.request] = asyncio.get_running_loop().create_task(self._generate(request, stream))
+        stream = Stream(request.request)
+        self._tasks[stream] = asyncio.get_running_loop().create_task(self._generate(request, stream))
         return stream
 
-    def drop(self, request: str) -> None:
-        """Ends a request's stream."""
-        task = self._tasks.pop(request, None)
+    def drop(self, stream: Stream) -> None:
+        """Ends a stream."""
+        task = self._tasks.pop(stream, None)
         if task is not None:
             task.cancel()
 

@@ -1,13 +1,18 @@
 """The engine on a thread of its own: commands go in from the event loop, outputs come back to it once a step.
 
 The event loop keeps leases and the broker alive while torch computes; torch never waits for the network.
+
+Each stream is one attempt at a request, and the engine knows it by a name of its own: what a step still brings an attempt that
+was dropped meanwhile finds no stream, and never the next attempt's.
 """
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -17,7 +22,14 @@ from workers.engine.scheduler import SchedulerStatistics
 
 log = structlog.get_logger()
 
-Stream = asyncio.Queue[Output | HeadraceError]
+
+class Stream(asyncio.Queue[Output | HeadraceError]):
+    """One attempt's outputs; name is what the engine calls it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
 
 FROZEN_S = 15.0  # running work and no step for this long: the engine is not ready, and its work moves
 
@@ -31,7 +43,8 @@ class EngineThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopping = False
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, Stream] = {}  # by name
+        self._numbers = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stepped_s = time.monotonic()
         self._statistics = engine.statistics()
@@ -42,16 +55,15 @@ class EngineThread:
 
     def add(self, request: GenerationRequest) -> Stream:
         """Queues a request; its outputs come on the stream, the last one with finish or failure set, or an error."""
-        assert request.request not in self._streams, f"{request.request} is already here"
-        stream: Stream = asyncio.Queue()
-        self._streams[request.request] = stream
-        self._command(lambda: self._add(request))
+        stream = Stream(f"{request.request}#{next(self._numbers)}")
+        self._streams[stream.name] = stream
+        self._command(lambda: self._add(replace(request, request=stream.name)))
         return stream
 
-    def drop(self, request: str) -> None:
-        """Ends a request's stream; the engine forgets it before its next step."""
-        if self._streams.pop(request, None) is not None:
-            self._command(lambda: self._cancel(request))
+    def drop(self, stream: Stream) -> None:
+        """Ends a stream; the engine forgets its attempt before its next step."""
+        if self._streams.pop(stream.name, None) is not None:
+            self._command(lambda: self._cancel(stream.name))
 
     @property
     def statistics(self) -> SchedulerStatistics:
@@ -107,9 +119,13 @@ class EngineThread:
             self._engine.add(request)
         except HeadraceError as error:
             self._loop.call_soon_threadsafe(self._deliver_fault, [request.request], error)
+        except Exception:  # a bug of ours costs this request, not the thread
+            log.exception("admission_fault")
+            fault = HeadraceError("internal", "the engine failed to take the request")
+            self._loop.call_soon_threadsafe(self._deliver_fault, [request.request], fault)
 
-    def _cancel(self, request: str) -> None:
-        self._engine.cancel(request)
+    def _cancel(self, name: str) -> None:
+        self._engine.cancel(name)
 
     # And this on the event loop again.
 
@@ -122,8 +138,8 @@ class EngineThread:
             if output.finish is not None or output.failure is not None:
                 del self._streams[output.request]
 
-    def _deliver_fault(self, requests: list[str], error: HeadraceError) -> None:
-        for request in requests:
-            stream = self._streams.pop(request, None)
+    def _deliver_fault(self, names: list[str], error: HeadraceError) -> None:
+        for name in names:
+            stream = self._streams.pop(name, None)
             if stream is not None:
                 stream.put_nowait(error)

@@ -26,7 +26,7 @@ from schemas.subjects import Priority
 from workers.engine.engine import Engine, GenerationRequest, Output
 from workers.engine.runner import ModelRunner
 from workers.engine.scheduler import Scheduler, SchedulerStatistics
-from workers.engine.thread import EngineThread
+from workers.engine.thread import EngineThread, Stream
 from workers.engine.tokenizer import ModelTokenizer
 
 log = structlog.get_logger()
@@ -61,9 +61,9 @@ class EngineWorker:
             await self._forward(work, publisher, stream)
         finally:
             publisher.close()
-            self._thread.drop(work.request)
+            self._thread.drop(stream)
 
-    async def _forward(self, work: Work, publisher: Publisher, stream: "asyncio.Queue[Output | HeadraceError]") -> None:
+    async def _forward(self, work: Work, publisher: Publisher, stream: Stream) -> None:
         while True:
             output = await stream.get()
             if isinstance(output, HeadraceError):
