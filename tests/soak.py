@@ -1,9 +1,10 @@
 """Ten thousand short requests, and what they leave behind: python -m tests.soak --requests 10000
 
 Prints, at the start, in the middle, at the end and once the token logs' time is over: the memory of each process, the bytes of
-each stream, the consumers that are open. Token logs are kept for a time and up to a size: their bytes grow until then, and are
-gone after it; memory and consumers may not grow. Exit status 1 when a request failed, when a process grew by more than
---growth between the middle and the end, or when a stream still holds something at last. --hurry leaves the last reading out.
+each stream and bucket, the consumers that are open. Token logs are kept for a time and up to a size: their bytes grow until
+then, and are gone after it (buckets keep a few bytes of each request for longer, REQUEST_RECORD_S); memory and consumers may
+not grow. Exit status 1 when a request failed, when a process grew by more than --growth between the middle and the end, or
+when a stream still holds something at last. --hurry leaves the last reading out.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from tests.support.stack import RunningStack
 
 STREAMS = (subjects.WORK_STREAM, subjects.RAW_STREAM, subjects.REPLY_STREAM, subjects.END_STREAM, subjects.DEAD_STREAM)
 SWEEP_S = 30.0  # for the broker to drop what is too old
+BUCKETS = (subjects.REQUEST_BUCKET, subjects.PROGRESS_BUCKET, subjects.CANCEL_BUCKET, subjects.IDEMPOTENCY_BUCKET)
 NAMES = ("nats", "gateway", "worker-guardrail", "worker-retrieval", "worker-engine")
 
 
@@ -34,8 +36,10 @@ async def observe(stack: RunningStack, bus: NatsBus) -> dict[str, Any]:
         pid = stack.pid(name)
         memory[name] = round(psutil.Process(pid).memory_info().rss / 2**20, 1) if pid else None
     streams = {name: (await bus._js.stream_info(name)).state for name in STREAMS}
+    buckets = {name: (await bus._js.stream_info(f"KV_{name}")).state.bytes for name in BUCKETS}
     consumers = sum([(await bus._js.stream_info(name)).state.consumer_count for name in STREAMS])
-    return {"memory_mb": memory, "stream_bytes": {name: state.bytes for name, state in streams.items()}, "consumers": consumers}
+    stream_bytes = {name: state.bytes for name, state in streams.items()}
+    return {"memory_mb": memory, "stream_bytes": stream_bytes, "bucket_bytes": buckets, "consumers": consumers}
 
 
 async def send(url: str, count: int, concurrency: int) -> int:
