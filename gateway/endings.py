@@ -25,7 +25,7 @@ from runtime.sequencer import Deliver
 from schemas import subjects
 from schemas.codec import CodecError
 from schemas.errors import HeadraceError
-from schemas.events import Failed, Terminal, Tokens, Usage
+from schemas.events import Failed, Terminal, Tokens, Usage, joined
 
 log = structlog.get_logger()
 
@@ -153,14 +153,15 @@ class Endings:
         return end
 
     async def _write(self, record: Record, error: HeadraceError, reading: "_Reading") -> Terminal:
-        ids, texts, epoch = tuple(reading.ids), tuple(reading.texts), max(1, reading.epoch)
-        usage = Usage(0, len(ids))  # of the prompt nothing is known to have been computed
+        epoch = max([1, *(tokens.epoch for tokens in reading.said)])
+        said = joined(epoch, reading.said)
+        usage = Usage(0, said.end)  # of the prompt nothing is known to have been computed
         timeline = record.timeline.mark("gateway.wait", self._bus.clock.now_us())
-        failed = Failed(epoch, len(ids), error.code, error.message, timeline, error.param, usage)
-        publisher = Publisher(self._bus, subjects.reply(record.request), epoch, ids, texts)
+        failed = Failed(epoch, said.end, error.code, error.message, timeline, error.param, usage)
+        publisher = Publisher(self._bus, subjects.reply(record.request), epoch, said)
         publisher.close()
         await publisher.end(failed)
-        log.info("ended_by_gateway", request=record.request, code=error.code, tokens=len(ids))
+        log.info("ended_by_gateway", request=record.request, code=error.code, tokens=said.end)
         return (await snapshot(self._bus, record.request)).terminal or failed  # of two that write at once, one is heard
 
 
@@ -169,9 +170,7 @@ class _Reading:
 
     def __init__(self, follow: Follow) -> None:
         self.follow = follow
-        self.ids: list[int | None] = []
-        self.texts: list[str] = []
-        self.epoch = 0
+        self.said: list[Tokens] = []
 
     async def until_end(self, patience_s: float) -> Terminal | None:
         """The terminal event, if it is there or comes in time."""
@@ -182,18 +181,13 @@ class _Reading:
                 while True:
                     for action in await self.follow.next(max(0.0, give_up - loop.time())):
                         if isinstance(action, Deliver):
-                            self._take(action.tokens)
+                            self.said.append(action.tokens)
                         else:
                             return None if self.follow.ended_here else _in_log(action.outcome)
                     if loop.time() >= give_up:
                         return None
         except TimeoutError:
             return None
-
-    def _take(self, tokens: Tokens) -> None:
-        self.ids += tokens.ids
-        self.texts += tokens.texts
-        self.epoch = max(self.epoch, tokens.epoch)
 
 
 def _in_log(outcome: Terminal | HeadraceError) -> Terminal:

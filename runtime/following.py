@@ -20,7 +20,7 @@ from runtime.sequencer import Action, Deliver, End, FillGap, Sequencer
 from schemas import events, limits
 from schemas.codec import CodecError
 from schemas.errors import HeadraceError
-from schemas.events import Event, Failed, Logprob
+from schemas.events import Event, Failed, Tokens
 from schemas.timeline import Timeline
 
 log = structlog.get_logger()
@@ -235,25 +235,36 @@ def _taker(sequencer: Sequencer, message: Message) -> Callable[[Event], list[Act
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What earlier attempts published on a subject: tokens from 0, the highest epoch, and whether the request has ended."""
+    """What earlier attempts published on a subject: tokens from 0 under the highest epoch, and whether it has ended."""
 
-    ids: tuple[int | None, ...]
-    texts: tuple[str, ...]
-    epoch: int
+    said: Tokens
     ended: bool
-    logprobs: tuple[Logprob | None, ...] = ()
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch; 0 when nobody has said anything."""
+        return self.said.epoch
+
+    @property
+    def ids(self) -> tuple[int | None, ...]:
+        """The tokens' ids."""
+        return self.said.ids
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The tokens' texts."""
+        return self.said.texts
+
+
+NOTHING_BEFORE = Before(Tokens(0, 0, (), ()), ended=False)
 
 
 def emitted_before(log: Iterable[Message]) -> Before:
     """Reads a whole log as a reader would, up to its first hole: what lies beyond a hole reached nobody in order."""
     sequencer = Sequencer()
-    ids: list[int | None] = []
-    texts: list[str] = []
-    logprobs: list[Logprob | None] = []
+    said: list[Tokens] = []
     for message in log:
         for action in _taker(sequencer, message)(events.decode(message.data)):
             if isinstance(action, Deliver):
-                ids += action.tokens.ids
-                texts += action.tokens.texts
-                logprobs += action.tokens.logprobs
-    return Before(tuple(ids), tuple(texts), sequencer.epoch, sequencer.ended, tuple(logprobs))
+                said.append(action.tokens)
+    return Before(events.joined(sequencer.epoch, said), sequencer.ended)

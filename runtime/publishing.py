@@ -12,7 +12,7 @@ import structlog
 
 from runtime.bus import Bus, BusError
 from schemas import events, subjects
-from schemas.events import Logprob, Terminal, Tokens
+from schemas.events import Terminal, Tokens
 
 log = structlog.get_logger()
 
@@ -20,31 +20,21 @@ log = structlog.get_logger()
 class Publisher:
     """Publishes one request's events on one subject under one epoch.
 
-    ids, texts and logprobs are what earlier attempts published, from index 0.
+    said is what earlier attempts published, from index 0.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        subject: str,
-        epoch: int,
-        ids: tuple[int | None, ...] = (),
-        texts: tuple[str, ...] = (),
-        logprobs: tuple[Logprob | None, ...] = (),
-    ) -> None:
+    def __init__(self, bus: Bus, subject: str, epoch: int, said: Tokens | None = None) -> None:
         self._bus = bus
         self._subject = subject
         self._epoch = epoch
-        self._ids: list[int | None] = list(ids)
-        self._texts: list[str] = list(texts)
-        self._logprobs: list[Logprob | None] = list(logprobs)
+        self._said: list[Tokens] = [] if said is None else [said]
         self._noted = epoch == 1  # a first attempt is never counted against anybody
         self._forget = bus.on_reconnect(self._say_again)
 
     @property
     def index(self) -> int:
         """The index after the last token published."""
-        return len(self._ids)
+        return self._said[-1].end if self._said else 0
 
     def close(self) -> None:
         """Says nothing more; idempotent."""
@@ -57,9 +47,7 @@ class Publisher:
         if not fresh.ids:
             return
         assert fresh.index == self.index, f"token {fresh.index} follows {self.index}"
-        self._ids += fresh.ids
-        self._texts += fresh.texts
-        self._logprobs += fresh.logprobs
+        self._said.append(fresh)
         await self._bus.publish(self._subject, events.encode(replace(fresh, epoch=self._epoch)))
         if not self._noted:
             self._noted = True
@@ -78,7 +66,7 @@ class Publisher:
         await self._bus.publish_confirmed(self._subject, events.encode(terminal), message_id)
 
     async def _say_again(self) -> None:
-        if not self._ids:
+        if not self.index:
             return
         try:
             for part in events.in_parts(self._all()):
@@ -87,7 +75,7 @@ class Publisher:
             log.debug("not_said_again", subject=self._subject, error=str(error))  # the next reconnect will
 
     def _all(self) -> Tokens:
-        return Tokens(self._epoch, 0, tuple(self._ids), tuple(self._texts), tuple(self._logprobs))
+        return events.joined(self._epoch, self._said)
 
 
 def _nothing() -> None:

@@ -330,7 +330,7 @@ class StageLoop:
         event = events.Failed(
             work.epoch, work.index, error.code, error.message, timeline, error.param, work.usage, work.envelope.verdicts
         )
-        publisher = Publisher(self._bus, subject, work.epoch, before.ids, before.texts)
+        publisher = Publisher(self._bus, subject, work.epoch, before.said)
         publisher.close()
         await publisher.end(event)
         log.info("failed", stage=self._stage, request=work.request, code=error.code, epoch=work.epoch)

@@ -7,6 +7,7 @@ hr.reply an id is None where a rail changed the token's text: the id would tell 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, assert_never
 
 from schemas import codec, limits
@@ -105,6 +106,17 @@ class Tokens:
     def between(self, begin: int, end: int) -> "Tokens":
         """Its tokens at the places [begin, end)."""
         return Tokens(self.epoch, self.index + begin, self.ids[begin:end], self.texts[begin:end], self.logprobs[begin:end])
+
+
+def joined(epoch: int, pieces: Iterable[Tokens]) -> Tokens:
+    """All pieces, which follow each other from index 0, as one event of this epoch."""
+    held = list(pieces)
+    logprobs: tuple[Logprob | None, ...] = ()
+    if any(piece.logprobs for piece in held):
+        logprobs = tuple(chain.from_iterable(piece.logprobs or (None,) * len(piece.ids) for piece in held))
+    ids = tuple(chain.from_iterable(piece.ids for piece in held))
+    texts = tuple(chain.from_iterable(piece.texts for piece in held))
+    return Tokens(epoch, 0, ids, texts, logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from schemas import events, limits, subjects
 from schemas.dead_letter import DeadLetter
 from schemas.envelope import Envelope
 from schemas.errors import HeadraceError
-from schemas.events import Event, Failed, Tokens
+from schemas.events import Event, Failed, Likely, Logprob, Tokens
 from tests.contracts.servers import Server
 from tests.support.envelopes import envelope
 from tests.support.waiting import until
@@ -91,6 +91,27 @@ class StageSuite:
             assert len(stage.seen) == 1
             failed = await stage.only_failure()
             assert (failed.code, failed.param) == ("collection_not_found", "headrace.retrieval.collection")
+
+    async def test_a_failure_keeps_all_that_was_said_of_the_tokens_before_it(self, server: Server, bus: Bus) -> None:
+        """On file too, from which the answer is told when the log is lost."""
+        said = Tokens(1, 0, (1,), ("a",), (Logprob(Likely(1, b"a", -0.5)),))
+        item = envelope()
+        async with Harness(bus) as stage:
+
+            async def say_and_refuse(work: Work) -> None:
+                publisher = Publisher(bus, subjects.reply(work.request), work.epoch)
+                await publisher.tokens(said)
+                await bus.flush()
+                publisher.close()
+                raise HeadraceError("invalid_value", "no")
+
+            stage.behave = say_and_refuse
+            await stage.put(item)
+            await stage.until_settled(server)
+        kept = [
+            events.decode(message.data) for message in await bus.read_log(subjects.reply(item.request)) if not message.sequence
+        ]
+        assert kept[0] == said
 
     async def test_a_fault_is_retried_under_a_higher_epoch_and_then_succeeds(self, server: Server, bus: Bus) -> None:
         async with Harness(bus) as stage:

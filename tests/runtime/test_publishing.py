@@ -68,7 +68,7 @@ async def test_a_finished_answer_survives_the_broker(bus: NatsBus, broker: NatsS
 async def test_an_answer_that_no_message_could_hold_is_said_again_and_ends(bus: NatsBus, broker: NatsServer) -> None:
     count = 60_000
     text = "x" * (limits.PAYLOAD_BYTES_MAX // count + 10)
-    publisher = Publisher(bus, SUBJECT, 1, tuple(range(count)), (text,) * count)
+    publisher = Publisher(bus, SUBJECT, 1, Tokens(1, 0, tuple(range(count)), (text,) * count))
     broker.kill()
     broker.start()
     await until(lambda: bus.connected, "the reconnect")
@@ -98,7 +98,7 @@ async def test_the_end_is_not_told_twice_by_log_and_file(bus: NatsBus) -> None:
 
 
 async def test_a_publisher_that_goes_on_leaves_out_what_was_said(bus: NatsBus) -> None:
-    publisher = Publisher(bus, SUBJECT, 2, (0, 1), ("a", "b"))
+    publisher = Publisher(bus, SUBJECT, 2, Tokens(1, 0, (0, 1), ("a", "b")))
     await publisher.tokens(Tokens(2, 0, (0, 1, 2), ("a", "b", "c")))
     await publisher.tokens(Tokens(2, 0, (0, 1), ("a", "b")))
     publisher.close()

@@ -9,7 +9,7 @@ import pytest
 from runtime import delivery as deliveries
 from runtime import stage
 from runtime.bus import Message
-from runtime.following import Before
+from runtime.following import NOTHING_BEFORE
 from runtime.memory_bus import MemoryBus
 from runtime.sequencer import Action, Deliver, Sequencer
 from runtime.stage import StageLoop, Work
@@ -142,7 +142,7 @@ def the_end_is_published_once_and_not_confirmed(patch: pytest.MonkeyPatch) -> No
 @planted
 def an_ended_request_is_ended_again(patch: pytest.MonkeyPatch) -> None:
     """A redelivery after the end (its acknowledgement was lost) is answered without a look at the log."""
-    patch.setattr(stage, "emitted_before", lambda log: Before((), (), 0, False))
+    patch.setattr(stage, "emitted_before", lambda log: NOTHING_BEFORE)
 
 
 @planted

@@ -11,7 +11,7 @@ import time
 import structlog
 
 from runtime.clock import Clock
-from runtime.following import Before, emitted_before
+from runtime.following import NOTHING_BEFORE, emitted_before
 from runtime.nats_bus import NatsBus
 from runtime.presence import Beacon
 from runtime.publishing import Publisher
@@ -44,7 +44,7 @@ class EngineWorker:
     async def handle(self, work: Work) -> None:
         """Generates one answer: Tokens events, then Finished, confirmed."""
         subject = work.envelope.events_subject
-        before = Before((), (), 0, False)
+        before = NOTHING_BEFORE
         if work.epoch > 1:
             before = emitted_before(await self._bus.read_log(subject))
             if before.ended:
@@ -55,7 +55,7 @@ class EngineWorker:
         prompt = await asyncio.to_thread(self._prompt, work.envelope)
         work.index = len(emitted)
         work.usage = Usage(len(prompt), len(emitted))
-        publisher = Publisher(self._bus, subject, work.epoch, before.ids, before.texts, before.logprobs)
+        publisher = Publisher(self._bus, subject, work.epoch, before.said)
         stream = self._thread.add(_generation(work.envelope, prompt, emitted))
         try:
             await self._forward(work, publisher, stream)

@@ -13,7 +13,7 @@ import structlog
 
 from runtime.bus import Bus
 from runtime.clock import Clock
-from runtime.following import Before, Follow, emitted_before
+from runtime.following import NOTHING_BEFORE, Follow, emitted_before
 from runtime.nats_bus import NatsBus
 from runtime.publishing import Publisher
 from runtime.sequencer import Deliver, End
@@ -60,13 +60,13 @@ class GuardStage:
 
     async def handle(self, work: Work) -> None:
         """Follows hr.raw, releases what is safe on hr.reply, and ends it exactly once."""
-        before = Before((), (), 0, False)
+        before = NOTHING_BEFORE
         if work.epoch > 1:
             before = emitted_before(await self._bus.read_log(subjects.reply(work.request)))
             if before.ended:
                 return
             work.epoch = max(work.epoch, before.epoch + 1)
-        publisher = Publisher(self._bus, subjects.reply(work.request), work.epoch, before.ids, before.texts, before.logprobs)
+        publisher = Publisher(self._bus, subjects.reply(work.request), work.epoch, before.said)
         follow = Follow(self._bus, subjects.raw(work.request), work.envelope.timeline, log_first=True)
         await follow.open()
         try:
